@@ -1,0 +1,43 @@
+"""zonogpt: proves that a GPT-2 model's answer does not change when its input moves inside a ball.
+
+>>> import zonogpt
+>>> model = zonogpt.load(zonogpt.zoo.path("digits"))
+>>> images, labels = zonogpt.zoo.samples("digits")
+>>> spec = zonogpt.image_ball(model, images[0], radius=1e-4)
+>>> zonogpt.verify(model, spec).status
+'verified'
+"""
+
+from zonogpt._version import __version__
+from zonogpt.errors import ModelError, OptionError, SpecError, ZonoGptError
+from zonogpt.inspection import inspect
+from zonogpt.methods import METHODS
+from zonogpt.model import zoo
+from zonogpt.model.hf import load
+from zonogpt.model.ir import Model, logits
+from zonogpt.model.vision import GPT2ForImageClassification
+from zonogpt.result import Ledger, LedgerEntry, Result
+from zonogpt.spec.spec import Spec, embedding_ball, image_ball
+from zonogpt.verify import verify
+
+__all__ = [
+    "METHODS",
+    "GPT2ForImageClassification",
+    "Ledger",
+    "LedgerEntry",
+    "Model",
+    "ModelError",
+    "OptionError",
+    "Result",
+    "Spec",
+    "SpecError",
+    "ZonoGptError",
+    "__version__",
+    "embedding_ball",
+    "image_ball",
+    "inspect",
+    "load",
+    "logits",
+    "verify",
+    "zoo",
+]

@@ -1,0 +1,116 @@
+"""The structured zonotope of the paper: shared generators, generators local to a token, and an interval.
+
+    Z(c, G, L, b) = { c + sum_j G_j eps_j + (L_s eps_s)_s + e  :  |eps| <= 1,  |e| <= b }
+
+Shapes: c (S, d), G (m, S, d), L (S, q, d), b (S, d); every token has the same number q of local generators (short
+ones are zero). Prefix rule: a transform keeps the old generators in place and appends new ones after them; only
+`reduce` drops or reorders, between blocks. That is what makes adding a skip connection sound.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+POOL_BYTES = 1 << 29  # 512 MiB, the paper's pool for float32 generators
+FLOOR = 64  # generators that are always kept, however small the pool
+
+
+@dataclass(frozen=True)
+class StructuredZonotope:
+    c: Tensor
+    G: Tensor
+    L: Tensor
+    b: Tensor
+
+    @property
+    def n_tokens(self) -> int:
+        return self.c.shape[0]
+
+    @property
+    def m(self) -> int:
+        return self.G.shape[0]
+
+    @property
+    def q(self) -> int:
+        return self.L.shape[1]
+
+    @property
+    def radius(self) -> Tensor:
+        """(S, d): the smallest r with Z inside c + [-r, r]."""
+        return self.G.abs().sum(0) + self.L.abs().sum(1) + self.b
+
+    def generator_stacks(self) -> tuple[Tensor, Tensor]:
+        """Shared and local generators, token first: (S, m, d) and (S, q, d)."""
+        return self.G.transpose(0, 1), self.L
+
+
+def from_local(centre: Tensor, local: Tensor) -> StructuredZonotope:
+    """Z(c, 0, L, 0): the paper's initial set, every input number a generator local to its token."""
+    S, d = centre.shape
+    return StructuredZonotope(centre, centre.new_zeros(0, S, d), local, centre.new_zeros(S, d))
+
+
+def from_promoted(centre: Tensor, local: Tensor) -> StructuredZonotope:
+    """The same set with every input number a *shared* generator, so that attention can carry it to other tokens.
+
+    Numbers of radius 0 give no generator.
+    """
+    S, d = centre.shape
+    token, index = local.abs().amax(-1).nonzero(as_tuple=True)
+    G = centre.new_zeros(len(token), S, d)
+    G[torch.arange(len(token), device=centre.device), token] = local[token, index]
+    return StructuredZonotope(centre, G, centre.new_zeros(S, 0, d), centre.new_zeros(S, d))
+
+
+def convert(z: StructuredZonotope) -> StructuredZonotope:
+    """The same set with the interval written as local generators (Lemma: interval-to-zonotope conversion).
+
+    The fused transforms need this: the skip and the branch must see one symbol for each interval coordinate.
+    """
+    if not bool(z.b.any()):
+        return z
+    return dataclasses.replace(z, L=torch.cat([z.L, torch.diag_embed(z.b)], dim=1), b=torch.zeros_like(z.b))
+
+
+def cast(z: StructuredZonotope, dtype: torch.dtype) -> StructuredZonotope:
+    """A superset of z in `dtype`: what rounding does to the centre and the generators joins the interval, rounded up."""
+    c, G, L = z.c.to(dtype), z.G.to(dtype), z.L.to(dtype)
+    b = z.b + (z.c - c.to(z.c)).abs() + (z.G - G.to(z.c)).abs().sum(0) + (z.L - L.to(z.c)).abs().sum(1)
+    up = b.to(dtype)
+    up = torch.where(up.to(b) < b, torch.nextafter(up, torch.full_like(up, torch.inf)), up)
+    return StructuredZonotope(c, G, L, up)
+
+
+def generator_limit(n_tokens: int, width: int, pool_bytes: int = POOL_BYTES, item_bytes: int = 4) -> int:
+    """C = max(64, floor(pool / (item S d))): how many generators, shared and local together, a token may keep."""
+    return max(FLOOR, pool_bytes // (item_bytes * n_tokens * width))
+
+
+def reduce(z: StructuredZonotope, limit: int) -> StructuredZonotope:
+    """A superset of z with m = min(m, limit) shared and q = min(q, limit - m) local generators.
+
+    Kept are those with the largest summed absolute coefficients; the others go into the interval, coordinate by
+    coordinate (Lemma: generator reduction).
+    """
+    m = min(z.m, limit)
+    q = min(z.q, limit - m)
+    G, L, b = z.G, z.L, z.b
+    if m < z.m:
+        keep, drop = _split(G.abs().sum((1, 2)), m)
+        b = b + G[drop].abs().sum(0)
+        G = G[keep]
+    if q < z.q:
+        keep, drop = _split(L.abs().sum(2), q)  # (S, q), (S, rest)
+        b = b + torch.take_along_dim(L, drop[:, :, None], 1).abs().sum(1)
+        L = torch.take_along_dim(L, keep[:, :, None], 1)
+    return StructuredZonotope(z.c, G, L, b)
+
+
+def _split(weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Indices (last dimension) of the `count` largest weights and of the rest, each in increasing order."""
+    order = weight.argsort(-1, descending=True, stable=True)
+    return order[..., :count].sort(-1).values, order[..., count:].sort(-1).values

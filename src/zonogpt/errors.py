@@ -1,0 +1,17 @@
+"""What can go wrong through the user's input. Each message says what was given, what was expected, what to do."""
+
+
+class ZonoGptError(Exception):
+    """Base of every error that zonogpt raises on purpose."""
+
+
+class ModelError(ZonoGptError):
+    """The model cannot be read, or cannot be expressed in the IR."""
+
+
+class SpecError(ZonoGptError):
+    """The input set or the claim does not make sense for this model."""
+
+
+class OptionError(ZonoGptError):
+    """An option of a run (method, dtype, device, budget, timeout) is not one we know."""

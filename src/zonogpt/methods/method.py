@@ -1,0 +1,51 @@
+"""What every method is: a name, and a function from a model and a spec to bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from zonogpt.model.ir import Model
+from zonogpt.result import Ledger
+from zonogpt.spec.spec import Spec
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Residual block `block` of `blocks`, of this kind, is about to be bounded."""
+
+    block: int
+    blocks: int
+    kind: str
+
+
+OnBlock = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    margins: Tensor  # (K,): certified lower bounds of the claim's rows
+    ledger: Ledger
+
+
+class Method(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def summary(self) -> str:
+        """One line for `zonogpt inspect` and the docs."""
+
+    def bound(self, model: Model, spec: Spec, budget_bytes: int | None, on_block: OnBlock | None) -> Bounds:
+        """Sound bounds in the model's dtype on its device; model and spec agree in both."""
+
+
+class NonFiniteBlockError(ArithmeticError):
+    """A bound became NaN or infinite; says where."""
+
+    def __init__(self, block: int, kind: str, step: str) -> None:
+        super().__init__(f"the bound became NaN or infinite in block {block} ({kind}), step {step!r}")
+        self.block, self.kind, self.step = block, kind, step

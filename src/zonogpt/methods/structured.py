@@ -1,0 +1,113 @@
+"""Algorithm 1 of the paper: one loop over the residual blocks, and the variants as rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zonogpt.domains.finite import NonFiniteBoundError
+from zonogpt.domains.structured import (
+    POOL_BYTES,
+    StructuredZonotope,
+    cast,
+    convert,
+    from_local,
+    from_promoted,
+    generator_limit,
+    reduce,
+)
+from zonogpt.methods.method import Bounds, NonFiniteBlockError, OnBlock, Progress
+from zonogpt.model.ir import AttentionBlock, MlpBlock, Model
+from zonogpt.result import Ledger, LedgerEntry
+from zonogpt.spec.inputs import centre_and_radius
+from zonogpt.spec.spec import Spec
+from zonogpt.transforms.attention import fused_attention
+from zonogpt.transforms.decomposed_attention import decomposed_attention
+from zonogpt.transforms.head import claim_lower_bounds
+from zonogpt.transforms.mlp import fused_mlp, sequential_mlp
+from zonogpt.transforms.widths import Widths
+
+Transform = Callable[[Any, StructuredZonotope], tuple[StructuredZonotope, Widths]]
+
+
+@dataclass(frozen=True)
+class StructuredMethod:
+    """A variant: which transform each block kind gets, and whether the input's generators are shared or local."""
+
+    name: str
+    attention: Transform
+    mlp: Transform
+    start: Callable[[Tensor, Tensor], StructuredZonotope]
+    summary: str
+
+    def bound(self, model: Model, spec: Spec, budget_bytes: int | None, on_block: OnBlock | None) -> Bounds:
+        """Lower bounds of the claim's rows over the input set. Works in the model's dtype, on its device."""
+        z = self.initial(spec, model.dtype)
+        limit = pool_limit(z.n_tokens, model.width, model.dtype, budget_bytes)
+        z = reduce(z, limit)
+        entries: list[LedgerEntry] = []
+        blocks = len(model.blocks)
+        for t, block in enumerate(model.blocks, start=1):
+            if on_block is not None:
+                on_block(Progress(t, blocks, block.kind))
+            try:
+                z, widths = self.step(block, z)
+            except NonFiniteBoundError as error:
+                raise NonFiniteBlockError(t, block.kind, error.step) from error
+            boxed = z.b.mean()
+            z = reduce(z, limit)
+            widths["reduction"] = float(z.b.mean() - boxed)
+            entries += [LedgerEntry(t, block.kind, step, width) for step, width in widths.items()]
+        bias = None if model.head.bias is None else model.head.bias.double()
+        rows, offset = (part.to(model.dtype) for part in spec.claim.fold(model.head.weight.double(), bias))
+        try:
+            margins, losses = claim_lower_bounds(model.head, convert(z), rows, offset)
+        except NonFiniteBoundError as error:
+            raise NonFiniteBlockError(blocks + 1, "head", error.step) from error
+        entries += [LedgerEntry(blocks + 1, "head", step, width) for step, width in losses.items()]
+        return Bounds(margins, Ledger(tuple(entries)))
+
+    def initial(self, spec: Spec, dtype: torch.dtype) -> StructuredZonotope:
+        """The input set as embedded tokens."""
+        centre, radius = centre_and_radius(spec.input)
+        return cast(self.start(spec.input.embed(centre), spec.input.local_generators(radius)), dtype)
+
+    def step(self, block: AttentionBlock | MlpBlock, z: StructuredZonotope) -> tuple[StructuredZonotope, Widths]:
+        """One residual block, before the reduction."""
+        transform = self.attention if isinstance(block, AttentionBlock) else self.mlp
+        return transform(block, convert(z))
+
+
+def pool_limit(n_tokens: int, width: int, dtype: torch.dtype, budget_bytes: int | None) -> int:
+    """Generators a token may keep. Without a budget: the paper's number, 512 MiB counted in float32, in any dtype."""
+    if budget_bytes is None:
+        return generator_limit(n_tokens, width, POOL_BYTES, 4)
+    return generator_limit(n_tokens, width, budget_bytes, dtype.itemsize)
+
+
+_ATTENTION: dict[str, Transform] = {"fused": fused_attention, "decomposed": decomposed_attention}
+_MLP: dict[str, Transform] = {"sequential": sequential_mlp, "fused": fused_mlp}
+_START = {"promoted": from_promoted, "literal": from_local}
+
+# name: attention, MLP, where the input's generators live
+TABLE = {
+    "A": ("fused", "sequential", "promoted"),
+    "F": ("fused", "fused", "promoted"),
+    "M": ("decomposed", "fused", "promoted"),
+    "D": ("decomposed", "sequential", "promoted"),
+    "A-literal": ("fused", "sequential", "literal"),
+    "F-literal": ("fused", "fused", "literal"),
+    "M-literal": ("decomposed", "fused", "literal"),
+    "D-literal": ("decomposed", "sequential", "literal"),
+}
+
+VARIANTS = {
+    name: StructuredMethod(
+        name, _ATTENTION[attention], _MLP[mlp], _START[start], f"{attention} attention, {mlp} MLP, {start} input"
+    )
+    for name, (attention, mlp, start) in TABLE.items()
+}

@@ -1,0 +1,83 @@
+"""Reads what save_pretrained writes: config.json and safetensors, whole or in shards."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from zonogpt.errors import ModelError
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def find(source: str | Path) -> Path:
+    """The local directory of a model: a path as it is, or a hub name through Hugging Face's cache."""
+    folder = Path(source)
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ModelError(f"{source} is a file; give the directory that save_pretrained wrote")
+    if not HUB_NAME.fullmatch(str(source)) or str(source).startswith("."):
+        raise ModelError(f"no directory {source}")
+    try:
+        # .bin weights are left out on purpose: they are pickles, and refused below.
+        return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors"]))
+    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"{source} is no directory here, and as a hub name it could not be fetched or found in the cache: {reason}"
+        ) from error
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise ModelError(f"{folder} has no config.json; give the directory that save_pretrained wrote") from error
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file} cannot be read as JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{file} must hold one JSON object")
+    return config
+
+
+def read_tensors(folder: Path, architecture: str) -> dict[str, Tensor]:
+    """All weights of a checkpoint by name."""
+    if (folder / WEIGHTS).is_file():
+        return _read_file(folder / WEIGHTS)
+    if (folder / INDEX).is_file():
+        try:
+            shards = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{folder / INDEX} is not a safetensors index: {error!r}") from error
+        tensors: dict[str, Tensor] = {}
+        for shard in shards:
+            tensors |= _read_file(folder / shard)
+        return tensors
+    pickles = sorted(file.name for file in folder.glob("*.bin"))
+    if pickles:
+        raise ModelError(
+            f"{folder} holds {pickles[0]}: a pickle, which can run code when opened, so it is not read. Convert it with\n"
+            f'  python -c "from transformers import {architecture} as M;'
+            f" M.from_pretrained('{folder}').save_pretrained('{folder}-safetensors')\""
+        )
+    raise ModelError(f"{folder} holds no {WEIGHTS} and no {INDEX}")
+
+
+def _read_file(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except FileNotFoundError as error:
+        raise ModelError(f"{file} is named in the index but is not there") from error
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelError(f"{file} is not a readable safetensors file: {error}") from error

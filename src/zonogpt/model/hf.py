@@ -1,0 +1,199 @@
+"""From Hugging Face to the IR. What the IR cannot express is refused by name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GPT2Config, PreTrainedModel
+
+from zonogpt.errors import ModelError
+from zonogpt.model import checkpoint
+from zonogpt.model.ir import (
+    AttentionBlock,
+    Head,
+    ImageEmbedding,
+    LayerNorm,
+    MlpBlock,
+    Model,
+    TokenEmbedding,
+)
+from zonogpt.model.vision import image_layout
+from zonogpt.tensors import moved
+
+ARCHITECTURES = ("GPT2ForSequenceClassification", "GPT2LMHeadModel", "GPT2ForImageClassification")
+
+# config name -> the values the IR can express
+EXPRESSIBLE: dict[str, tuple[Any, ...]] = {
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "reorder_and_upcast_attn": (False,),
+    "add_cross_attention": (False,),
+}
+
+# Causal masks that old checkpoints store among the weights; the IR has its own.
+STORED_MASKS = re.compile(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")
+
+
+def load(source: str | Path | PreTrainedModel) -> Model:
+    """The IR of a GPT-2 model: a directory written by save_pretrained, a hub name, or a transformers model object.
+
+    Half-precision weights are widened to float32, which is exact. Raises ModelError for anything that cannot be
+    read or expressed.
+    """
+    if isinstance(source, PreTrainedModel):
+        tensors = {name: tensor.detach().clone() for name, tensor in source.state_dict().items()}
+        return build(type(source).__name__, source.config, tensors, name=type(source).__name__)
+    if not isinstance(source, str | Path):
+        raise ModelError(f"load takes a directory, a hub name or a transformers model, not {type(source).__name__}")
+    folder = checkpoint.find(source)
+    raw = checkpoint.read_config(folder)
+    if raw.get("model_type", "gpt2") != "gpt2":
+        raise ModelError(f"{source} is a {raw['model_type']!r} model; zonogpt verifies 'gpt2'")
+    names = raw.get("architectures") or ["none named"]
+    check_architecture(names[0])
+    try:
+        config = GPT2Config.from_dict(raw)
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"{folder / 'config.json'} is not a GPT-2 config: {error}") from error
+    return build(names[0], config, checkpoint.read_tensors(folder, names[0]), name=str(source))
+
+
+def check_architecture(name: str) -> None:
+    if name not in ARCHITECTURES:
+        raise ModelError(f"architecture {name} is not supported; zonogpt reads {', '.join(ARCHITECTURES)}")
+
+
+def check_config(config: Any) -> None:
+    for name, allowed in EXPRESSIBLE.items():
+        value = getattr(config, name, allowed[0])
+        if value not in allowed:
+            raise ModelError(f"config.{name} = {value!r} cannot be expressed; supported: {', '.join(map(repr, allowed))}")
+    if getattr(config, "quantization_config", None) is not None:
+        raise ModelError("config.quantization_config is set: quantised weights cannot be expressed; load the full ones")
+    if config.n_embd % config.n_head or min(config.n_embd, config.n_head, config.n_layer) < 1:
+        raise ModelError(
+            f"n_embd = {config.n_embd} in n_head = {config.n_head} heads over n_layer = {config.n_layer} blocks"
+            " is not a transformer: heads must divide the width, and all must be at least 1"
+        )
+    if not config.layer_norm_epsilon > 0:
+        raise ModelError(f"layer_norm_epsilon = {config.layer_norm_epsilon} must be positive")
+
+
+class Weights:
+    """The checkpoint's tensors; each is taken once, checked, and whatever is left over is an error."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        if not any(name.startswith("transformer.") for name in tensors):  # saved from the bare GPT2Model
+            heads = ("score.", "lm_head.", "classifier.", "projection.")
+            tensors = {n if n.startswith(heads) else f"transformer.{n}": t for n, t in tensors.items()}
+        self.left = {n: t for n, t in tensors.items() if not STORED_MASKS.fullmatch(n)}
+        self.dtype = torch.float32  # the widest met so far
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.left
+
+    def take(self, name: str, *shape: int | None) -> Tensor:
+        """The tensor called `name`, of this shape (None: any size), finite, at least float32."""
+        if name not in self.left:
+            raise ModelError(f"the checkpoint has no weight {name}")
+        tensor = self.left.pop(name)
+        if len(shape) != tensor.dim() or any(w not in (None, n) for w, n in zip(shape, tensor.shape, strict=True)):
+            wanted = tuple("any" if size is None else size for size in shape)
+            raise ModelError(f"weight {name} has shape {tuple(tensor.shape)}; the config asks for {wanted}")
+        if not tensor.is_floating_point():
+            raise ModelError(f"weight {name} has dtype {tensor.dtype}; only floating-point weights can be expressed")
+        if tensor.dtype not in (torch.float32, torch.float64):
+            tensor = tensor.to(torch.float32)
+        self.dtype = torch.promote_types(self.dtype, tensor.dtype)
+        if not bool(torch.isfinite(tensor).all()):
+            raise ModelError(f"weight {name} holds NaN or infinity; a proof about it would mean nothing")
+        return tensor
+
+    def finish(self) -> None:
+        if self.left:
+            names = ", ".join(sorted(self.left)[:5]) + (", ..." if len(self.left) > 5 else "")
+            raise ModelError(f"{len(self.left)} weights of the checkpoint have no place in the IR: {names}")
+
+
+def build(architecture: str, config: Any, tensors: dict[str, Tensor], name: str) -> Model:
+    """The IR from a config and its weights."""
+    check_architecture(architecture)
+    check_config(config)
+    weights, d = Weights(tensors), config.n_embd
+    embedding: ImageEmbedding | TokenEmbedding
+    if architecture == "GPT2ForImageClassification":
+        embedding = _image_embedding(weights, config)
+        head_weight = weights.take("classifier.weight", None, d)
+        bias = weights.take("classifier.bias", head_weight.shape[0])
+        weights.left.pop("transformer.wte.weight", None)  # GPT2Model has one; images never use it
+    else:
+        embedding = TokenEmbedding(
+            weights.take("transformer.wte.weight", None, d), weights.take("transformer.wpe.weight", None, d)
+        )
+        head_weight, bias = _text_head(weights, config, architecture, embedding), None
+    model = Model(
+        embedding=embedding,
+        blocks=tuple(block for layer in range(config.n_layer) for block in _layer(weights, config, layer)),
+        head=Head(
+            norm=_norm(weights, "transformer.ln_f", config),
+            pool="mean" if architecture == "GPT2ForImageClassification" else "last",
+            weight=head_weight.T,
+            bias=bias,
+        ),
+        architecture=architecture,
+        name=name,
+        pad_token_id=config.pad_token_id,
+    )
+    weights.finish()
+    return moved(model, model.device, weights.dtype)
+
+
+def _image_embedding(weights: Weights, config: Any) -> ImageEmbedding:
+    image_size, patch_size = image_layout(config)
+    n_tokens = (image_size[0] // patch_size[0]) * (image_size[1] // patch_size[1])
+    return ImageEmbedding(
+        weight=weights.take("projection.weight", config.n_embd, patch_size[0] * patch_size[1]).T,
+        bias=weights.take("projection.bias", config.n_embd),
+        positions=weights.take("transformer.wpe.weight", None, config.n_embd)[:n_tokens],
+        image_size=image_size,
+        patch_size=patch_size,
+    )
+
+
+def _text_head(weights: Weights, config: Any, architecture: str, embedding: TokenEmbedding) -> Tensor:
+    if architecture == "GPT2ForSequenceClassification":
+        return weights.take("score.weight", None, config.n_embd)
+    if "lm_head.weight" not in weights and getattr(config, "tie_word_embeddings", True):
+        return embedding.tokens
+    return weights.take("lm_head.weight", None, config.n_embd)
+
+
+def _layer(weights: Weights, config: Any, layer: int) -> tuple[AttentionBlock, MlpBlock]:
+    at, d = f"transformer.h.{layer}", config.n_embd
+    hidden = config.n_inner if config.n_inner is not None else 4 * d
+    attention = AttentionBlock(
+        norm=_norm(weights, f"{at}.ln_1", config),
+        w_qkv=weights.take(f"{at}.attn.c_attn.weight", d, 3 * d),
+        b_qkv=weights.take(f"{at}.attn.c_attn.bias", 3 * d),
+        w_o=weights.take(f"{at}.attn.c_proj.weight", d, d),
+        b_o=weights.take(f"{at}.attn.c_proj.bias", d),
+        n_heads=config.n_head,
+    )
+    mlp = MlpBlock(
+        norm=_norm(weights, f"{at}.ln_2", config),
+        w_1=weights.take(f"{at}.mlp.c_fc.weight", d, hidden),
+        b_1=weights.take(f"{at}.mlp.c_fc.bias", hidden),
+        w_2=weights.take(f"{at}.mlp.c_proj.weight", hidden, d),
+        b_2=weights.take(f"{at}.mlp.c_proj.bias", d),
+    )
+    return attention, mlp
+
+
+def _norm(weights: Weights, at: str, config: Any) -> LayerNorm:
+    d = config.n_embd
+    return LayerNorm(weights.take(f"{at}.weight", d), weights.take(f"{at}.bias", d), config.layer_norm_epsilon)

@@ -1,0 +1,78 @@
+"""What a run returns: the verdict, the certified margins, and the ledger of where width came from. JSON both ways."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Status = Literal["verified", "falsified", "unknown", "timeout"]
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """`step` of residual block `block` (1-based; the head comes last) put `width` into that block's output.
+
+    Width is the mean radius over tokens and features; for the head, the mean loss over the claim's rows. The step
+    "carried" is what earlier symbols amount to behind the block; "reduction" is width that moved from generators into
+    the interval and so lost its symbol, without growing.
+    """
+
+    block: int
+    kind: str  # "attention", "mlp" or "head"
+    step: str
+    width: float
+
+
+@dataclass(frozen=True)
+class Ledger:
+    entries: tuple[LedgerEntry, ...] = ()
+
+    def total(self, block: int) -> float:
+        """Width at the end of a block, all steps together."""
+        return sum(e.width for e in self.entries if e.block == block and e.step != "reduction")
+
+    def blocks(self) -> list[int]:
+        return sorted({e.block for e in self.entries})
+
+
+@dataclass(frozen=True)
+class Result:
+    status: Status
+    margins: Tensor  # (K,) certified lower bounds, float64 on the CPU; -inf where nothing is certified
+    reason: str  # one sentence for people
+    method: str
+    radius: float
+    label: int | None
+    seconds: float
+    peak_bytes: int  # peak memory of the process (CPU) or of the device during the run
+    dtype: str
+    device: str
+    counterexample: Tensor | None = None  # in the input's shape, inside the ball
+    ledger: Ledger = field(default_factory=Ledger)
+
+    def to_json(self) -> str:
+        """Strict JSON; infinities are the strings "inf" and "-inf"."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        fields["margins"] = _plain(self.margins.tolist())
+        fields["counterexample"] = None if self.counterexample is None else self.counterexample.tolist()
+        fields["ledger"] = [dataclasses.asdict(entry) for entry in self.ledger.entries]
+        return json.dumps(fields, allow_nan=False)
+
+    @staticmethod
+    def from_json(text: str) -> Result:
+        fields: dict[str, Any] = json.loads(text)
+        fields["margins"] = torch.tensor([float(x) for x in fields["margins"]], dtype=torch.float64)
+        if fields["counterexample"] is not None:
+            fields["counterexample"] = torch.tensor(fields["counterexample"], dtype=torch.float64)
+        fields["ledger"] = Ledger(tuple(LedgerEntry(**entry) for entry in fields["ledger"]))
+        return Result(**fields)
+
+
+def _plain(values: list[float]) -> list[float | str]:
+    return [x if math.isfinite(x) else str(x) for x in values]

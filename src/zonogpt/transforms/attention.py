@@ -1,0 +1,221 @@
+"""The fused attention block (paper, section "Fused Attention Block Transform" and its appendix).
+
+A(x) = x + B(LN(x)). LayerNorm gives n = n_0 + J (x - c) + e_N; the error e_N is written as generators at LayerNorm's
+output, so that the branch treats it linearly too, and B is linearised at n_0:
+
+    A(x) = A_0 + [x - c + J_B J (x - c)] + J_B e_N + concat(e_P V + dP dV) W_o
+
+The first bracket keeps every input symbol. Its parts that a local symbol leaves at *other* tokens go to the interval,
+as in the paper. e_P V becomes recentred local generators, dP dV an interval. All products with W_o are composed before
+absolute values are taken. Derivations: docs/math.md, section "Fused attention".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zonogpt.domains.chunks import chunks
+from zonogpt.domains.finite import require_finite
+from zonogpt.domains.structured import StructuredZonotope
+from zonogpt.model.ir import AttentionBlock
+from zonogpt.transforms.attention_point import (
+    AttentionPoint,
+    attention_point,
+    cross_images,
+    local_tangents,
+    own_images,
+    shared_images,
+    shared_tangents,
+    value_images,
+)
+from zonogpt.transforms.layernorm import LayerNormBounds, layernorm_bounds
+from zonogpt.transforms.softmax import SoftmaxBounds, softmax_bounds
+from zonogpt.transforms.widths import Widths
+
+
+@dataclass(frozen=True)
+class FirstOrder:
+    """Sums of absolute tangents over a family of generators: bounds of the linear change of each quantity."""
+
+    Q: Tensor  # (H, S, e)
+    K: Tensor
+    V: Tensor
+    U: Tensor  # (H, S, S)
+    P: Tensor  # (H, S, S), before any softmax slope is dropped
+    VW: Tensor  # (H, S, d)
+
+    def __add__(self, other: FirstOrder) -> FirstOrder:
+        return FirstOrder(*(getattr(self, f) + getattr(other, f) for f in ("Q", "K", "V", "U", "P", "VW")))
+
+
+@dataclass(frozen=True)
+class AttentionBounds:
+    """Contracts over all x in Z, for X in Q, K, V, U, P:  |J_X (x - c)| <= f_X  and  |X(x) - X - J_X (x - c)| <= R_X.
+
+    J_X is the Jacobian of X as a function of x at the centre, with LayerNorm's slope, and for P softmax's slope, only
+    where they are kept. `softmax.remainder` is the part of R_P that is not the image of LayerNorm's error.
+    """
+
+    norm: LayerNormBounds
+    point: AttentionPoint
+    from_input: FirstOrder
+    from_norm: FirstOrder
+    score_product: Tensor  # (H, S, S): |dQ dK^T| / sqrt(e)
+    softmax: SoftmaxBounds
+
+    @property
+    def f(self) -> dict[str, Tensor]:
+        sums = {name: getattr(self.from_input, name) for name in "QKVU"}
+        return sums | {"P": self.from_input.P * self.softmax.sloped[..., None]}
+
+    @property
+    def R(self) -> dict[str, Tensor]:
+        e = self.from_norm
+        from_norm_P = e.P * self.softmax.sloped[..., None]
+        return {
+            "Q": e.Q, "K": e.K, "V": e.V,
+            "U": e.U + self.score_product,
+            "P": from_norm_P + self.softmax.remainder,
+        }  # fmt: skip
+
+
+def attention_bounds(block: AttentionBlock, z: StructuredZonotope) -> AttentionBounds:
+    """All intermediate bounds of the block over z, whose interval must be zero."""
+    norm = layernorm_bounds(block.norm, z)
+    point = attention_point(block, norm.centre)
+    G, L = z.generator_stacks()
+    from_input = _shared_sums(point, norm, G) + _local_sums(point, map(norm.jacobian, _parts(point, L)))
+    from_norm = _local_sums(point, _parts(point, norm.error_generators()))
+    total = from_input + from_norm
+    product = (total.Q @ total.K.transpose(-1, -2)) * block.scale
+    product = product.masked_fill(~point.visible, 0.0)
+    softmax = softmax_bounds(point.P, point.log_P, f_P=total.P, R_U=product, T_U=total.U + product)
+    require_finite("attention softmax", softmax.remainder, softmax.total)
+    return AttentionBounds(norm, point, from_input, from_norm, product, softmax)
+
+
+def fused_attention(block: AttentionBlock, z: StructuredZonotope) -> tuple[StructuredZonotope, Widths]:
+    """Z_A with A(x) in Z_A for x in z, the symbols of z kept in place (Theorem: fused attention soundness).
+
+    Appends per token d generators for LayerNorm's error and H S for softmax's. Memory O(S d (m + q + d + H S)).
+    """
+    bounds = attention_bounds(block, z)
+    norm, point, sloped = bounds.norm, bounds.point, bounds.softmax.sloped
+    S, d = z.c.shape
+
+    G = z.G.clone()
+    for part in chunks(z.m, _shared_bytes(point)):
+        n_dot = norm.jacobian(z.G[part].transpose(0, 1)).transpose(0, 1)
+        G[part] += shared_images(point, shared_tangents(point, n_dot), sloped)
+
+    L, crossed = _local_images(bounds, z.L, through_norm=True)
+    L = L + z.L  # the skip
+    E, crossed_norm = _local_images(bounds, norm.error_generators(), through_norm=False)
+    softmax_generators = recentred_generators(bounds.softmax.remainder, point.VW)  # (S, H S, d)
+    total_VW = bounds.from_input.VW + bounds.from_norm.VW
+    product = torch.einsum("hij,hjd->id", bounds.softmax.total, total_VW)
+
+    out = StructuredZonotope(
+        c=z.c + point.branch(), G=G, L=torch.cat([L, E, softmax_generators], dim=1), b=crossed + crossed_norm + product
+    )
+    require_finite("attention output", out.c, out.G, out.L, out.b)
+    widths = Widths.of(
+        carried=G.abs().sum(0) + L.abs().sum(1),
+        cross_token=crossed,
+        layernorm=E.abs().sum(1) + crossed_norm,
+        softmax=softmax_generators.abs().sum(1),
+        product=product,
+    )
+    return out, widths
+
+
+def recentred_generators(remainder: Tensor, VW: Tensor) -> Tensor:
+    """Local generators (S, H S, d) that contain sum_hj e_hij VW_hj for all |e_hij| <= remainder with sum_j e_hij = 0.
+
+    Since each row of e sums to zero, any a_hi may be taken from every VW_hj: the generators are
+    remainder_hij (VW_hj - a_hi). The weighted median of VW_hj over j makes their radius smallest.
+    """
+    H, S, _ = remainder.shape
+    d = VW.shape[-1]
+    out = VW.new_zeros(S, H, S, d)
+    for part in chunks(S, 3 * H * S * d * VW.element_size()):
+        centre = weighted_median(VW[:, None], remainder[:, part, :, None])  # (H, I, d)
+        generators = remainder[:, part, :, None] * (VW[:, None] - centre[:, :, None])  # (H, I, S, d)
+        out[part] = generators.transpose(0, 1)
+    return out.flatten(1, 2)
+
+
+def weighted_median(values: Tensor, weights: Tensor) -> Tensor:
+    """A minimiser over a of sum_j weights_j |values_j - a|, the sum over dimension -2; weights >= 0."""
+    values, weights = torch.broadcast_tensors(values, weights)
+    ordered, index = values.sort(dim=-2)
+    mass = weights.gather(-2, index).cumsum(dim=-2)
+    middle = (mass < mass[..., -1:, :] / 2).sum(dim=-2, keepdim=True).clamp(max=values.shape[-2] - 1)
+    return ordered.gather(-2, middle).squeeze(-2)
+
+
+def _shared_bytes(point: AttentionPoint) -> int:
+    """Bytes that one shared generator needs while it passes through the branch."""
+    H, S, e = point.Q.shape
+    return point.Q.element_size() * (6 * S * H * e + 2 * H * S * S)
+
+
+def _parts(point: AttentionPoint, stack: Tensor) -> Iterator[Tensor]:
+    """Chunks of local tangents (S, n, d), small enough for their head-by-head images (S, n, H, d)."""
+    H, S, e = point.Q.shape
+    for part in chunks(stack.shape[1], stack.element_size() * S * H * (H * e + 3 * S)):
+        yield stack[:, part]
+
+
+def _shared_sums(point: AttentionPoint, norm: LayerNormBounds, G: Tensor) -> FirstOrder:
+    sums = _zero_sums(point)
+    for part in chunks(G.shape[1], _shared_bytes(point)):
+        t = shared_tangents(point, norm.jacobian(G[:, part]).transpose(0, 1))
+        # Head by head, so that (n, S, d) is the largest temporary.
+        VW = torch.stack([(t.V[:, h] @ w).abs().sum(0) for h, w in enumerate(point.w_o)])
+        sums += FirstOrder(t.Q.abs().sum(0), t.K.abs().sum(0), t.V.abs().sum(0), t.U.abs().sum(0), t.P.abs().sum(0), VW)
+    return sums
+
+
+def _local_sums(point: AttentionPoint, parts: Iterable[Tensor]) -> FirstOrder:
+    sums = _zero_sums(point)
+    for n_dot in parts:
+        t = local_tangents(point, n_dot)
+        Q, K, V = (part.abs().sum(1).transpose(0, 1) for part in (t.Q, t.K, t.V))
+        column = t.column.abs().sum(1).permute(1, 2, 0)  # (H, i, s)
+        row, row_P = (part.abs().sum(1).transpose(0, 1) for part in (t.row, t.row_P))  # (H, s, j)
+        # A source's key changes row i of P by P_ij (delta_js - P_is) u: sum over sources s != i, then the own row.
+        spread = point.P * (column * point.P).sum(-1, keepdim=True)  # sum_s P_is u_is, times P_ij
+        own = point.P * column * ((1 - point.P) - point.P)  # j = s: 1 - P_is in place of P_is
+        VW = value_images(point, t.V).abs().sum(1).transpose(0, 1)
+        sums += FirstOrder(Q, K, V, column + row, spread + own + row_P, VW)
+    return sums
+
+
+def _zero_sums(point: AttentionPoint) -> FirstOrder:
+    like = (point.Q, point.K, point.V, point.P, point.P, point.VW)
+    return FirstOrder(*(torch.zeros_like(t) for t in like))
+
+
+def _local_images(bounds: AttentionBounds, stack: Tensor, through_norm: bool) -> tuple[Tensor, Tensor]:
+    """Images of local tangents (S, n, d) in the branch: at their own token (S, n, d), and summed absolute values at the
+    others (S, d)."""
+    point, sloped = bounds.point, bounds.softmax.sloped
+    own = torch.zeros_like(stack)
+    crossed = stack.new_zeros(stack.shape[0], stack.shape[2])
+    start = 0
+    for part in _parts(point, stack):
+        n = part.shape[1]
+        t = local_tangents(point, bounds.norm.jacobian(part) if through_norm else part)
+        V_image = value_images(point, t.V)  # (S, n, H, d)
+        for s in range(point.n_tokens):
+            own[s, start : start + n] = own_images(point, s, V_image[s], t.row_P[s], sloped)
+            queries = point.visible[:, s].nonzero().squeeze(1)
+            queries = queries[queries != s]
+            crossed[queries] += cross_images(point, s, queries, V_image[s], t.column[s], sloped).abs().sum(1)
+        start += n
+    return own, crossed

@@ -1,0 +1,141 @@
+"""Attention operator by operator (variants D and M): the paper names it and prints no transform; this is ours.
+
+Each operator (LayerNorm, projection, score product, softmax, value product, W_o) maps one structured zonotope to the
+next. A query token keeps the shared symbols and its own local ones, with the operator's own slope; whatever it receives
+from another token's local symbols, and every operator's error, becomes an interval *at that operator* and goes
+on through absolute values of the weights. The skip is added last. Derivations: docs/math.md, section "Decomposed
+attention".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zonogpt.domains.chunks import chunks
+from zonogpt.domains.finite import require_finite
+from zonogpt.domains.structured import StructuredZonotope
+from zonogpt.model.ir import AttentionBlock
+from zonogpt.transforms.attention_point import (
+    AttentionPoint,
+    attention_point,
+    local_tangents,
+    shared_images,
+    shared_tangents,
+)
+from zonogpt.transforms.layernorm import LayerNormBounds, layernorm_bounds
+from zonogpt.transforms.softmax import SoftmaxBounds, softmax_bounds
+from zonogpt.transforms.widths import Widths
+
+
+@dataclass(frozen=True)
+class OperatorRadii:
+    """Radii at each operator's output: of the shared and own-token symbols together (`kept`), and of the interval (`b`).
+
+    Contract, for X in Q, K, V, U, P:  |X(x) - X| <= kept + b, and X(x) minus its kept linear part stays within b.
+    """
+
+    kept_Q: Tensor  # (H, S, e)
+    kept_K: Tensor
+    kept_V: Tensor
+    local_K: Tensor  # the local symbols' share of kept_K: to other tokens' queries it is an interval
+    local_V: Tensor
+    b_Q: Tensor
+    b_K: Tensor
+    b_V: Tensor
+    kept_U: Tensor  # (H, S, S)
+    b_U: Tensor
+    kept_P: Tensor  # before any softmax slope is dropped
+    softmax: SoftmaxBounds
+
+    @property
+    def b_P(self) -> Tensor:
+        return self.softmax.remainder
+
+
+def operator_radii(point: AttentionPoint, norm: LayerNormBounds, z: StructuredZonotope) -> OperatorRadii:
+    block = point.block
+    H, S, e = point.Q.shape
+    sums = {name: torch.zeros_like(point.Q) for name in ("Q", "K", "V")}
+    local = {name: torch.zeros_like(point.Q) for name in ("Q", "K", "V")}
+    kept_U, kept_P = torch.zeros_like(point.P), torch.zeros_like(point.P)
+    for part in chunks(z.m, _bytes(point)):
+        t = shared_tangents(point, norm.jacobian(z.G[part].transpose(0, 1)).transpose(0, 1))
+        for name in sums:
+            sums[name] += getattr(t, name).abs().sum(0)
+        kept_U += t.U.abs().sum(0)
+        kept_P += t.P.abs().sum(0)
+    for part in chunks(z.q, _bytes(point)):
+        own = local_tangents(point, norm.jacobian(z.L[:, part]))
+        for name in local:
+            local[name] += getattr(own, name).abs().sum(1).transpose(0, 1)
+        kept_U += own.row.abs().sum(1).transpose(0, 1)
+        kept_P += own.row_P.abs().sum(1).transpose(0, 1)
+    b_Q, b_K, b_V = map(block.split_heads, (norm.R_N @ block.w_qkv.abs()).chunk(3, dim=-1))
+    T_Q, T_K = sums["Q"] + local["Q"] + b_Q, sums["K"] + local["K"] + b_K
+
+    others = 1 - torch.eye(S, dtype=point.P.dtype, device=point.P.device)
+    b_U = b_Q @ point.K.abs().transpose(-1, -2) + point.Q.abs() @ b_K.transpose(-1, -2)
+    b_U = b_U + (point.Q.abs() @ local["K"].transpose(-1, -2)) * others + T_Q @ T_K.transpose(-1, -2)
+    b_U = (b_U * block.scale).masked_fill(~point.visible, 0.0)
+    softmax = softmax_bounds(point.P, point.log_P, f_P=kept_P, R_U=b_U, T_U=kept_U + b_U)
+    require_finite("attention softmax", softmax.remainder, softmax.total)
+    return OperatorRadii(
+        kept_Q=sums["Q"] + local["Q"],
+        kept_K=sums["K"] + local["K"],
+        kept_V=sums["V"] + local["V"],
+        local_K=local["K"],
+        local_V=local["V"],
+        b_Q=b_Q,
+        b_K=b_K,
+        b_V=b_V,
+        kept_U=kept_U,
+        b_U=b_U,
+        kept_P=kept_P,
+        softmax=softmax,
+    )
+
+
+def decomposed_attention(block: AttentionBlock, z: StructuredZonotope) -> tuple[StructuredZonotope, Widths]:
+    """Z_A with A(x) in Z_A for x in z, the symbols of z kept in place. Appends no generator: all errors are intervals."""
+    norm = layernorm_bounds(block.norm, z)
+    point = attention_point(block, norm.centre)
+    r = operator_radii(point, norm, z)
+    softmax = r.softmax
+
+    G = z.G.clone()
+    for part in chunks(z.m, _bytes(point)):
+        n_dot = norm.jacobian(z.G[part].transpose(0, 1)).transpose(0, 1)
+        G[part] += shared_images(point, shared_tangents(point, n_dot), softmax.sloped)
+    L = z.L.clone()
+    P_own = point.P.diagonal(dim1=-2, dim2=-1).T  # (S, H): each query's weight on itself
+    sloped = softmax.sloped.T[:, None, :, None].to(z.c.dtype)  # (S, 1, H, 1)
+    for part in chunks(z.q, _bytes(point)):
+        own = local_tangents(point, norm.jacobian(z.L[:, part]))
+        O_dot = torch.einsum("snhj,hje->snhe", own.row_P * sloped, point.V) + P_own[:, None, :, None] * own.V
+        L[:, part] += O_dot.flatten(-2) @ block.w_o
+
+    others = 1 - torch.eye(z.n_tokens, dtype=z.c.dtype, device=z.c.device)
+    w_o = block.w_o.abs()
+    from_softmax = block.join_heads(softmax.remainder @ point.V.abs()) @ w_o
+    from_norm = block.join_heads(point.P @ r.b_V) @ w_o
+    crossed = block.join_heads((point.P * others) @ r.local_V) @ w_o
+    product = block.join_heads(softmax.total @ (r.kept_V + r.b_V)) @ w_o
+    out = StructuredZonotope(z.c + point.branch(), G, L, from_softmax + from_norm + crossed + product)
+    require_finite("attention output", out.c, out.G, out.L, out.b)
+    widths = Widths.of(
+        carried=G.abs().sum(0) + L.abs().sum(1),
+        cross_token=crossed,
+        layernorm=from_norm,
+        softmax=from_softmax,
+        product=product,
+    )
+    return out, widths
+
+
+def _bytes(point: AttentionPoint) -> int:
+    """Bytes that one generator per token needs while it passes through the branch."""
+    H, S, e = point.Q.shape
+    return point.Q.element_size() * (6 * S * H * e + 3 * H * S * S)

@@ -1,0 +1,79 @@
+"""Softmax of score rows under a box of score changes (paper, appendix "Fused Attention Transform").
+
+Arrays are (H, S, S): head, query, key. Masked keys have P = 0 and log P = -inf, and no score change. Derivations:
+docs/math.md, section "Softmax".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def softmax_jvp(P: Tensor, U_dot: Tensor) -> Tensor:
+    """J_SM(U) U_dot along the last dimension."""
+    return P * (U_dot - (P * U_dot).sum(-1, keepdim=True))
+
+
+def softmax_radius(P: Tensor, r: Tensor) -> Tensor:
+    """The paper's map J_P: bounds |J_SM(U) dU| whenever |dU| <= r."""
+    return P * (r + (P * r).sum(-1, keepdim=True))
+
+
+def softmax_taylor(P: Tensor, T_U: Tensor) -> Tensor:
+    """Bounds |softmax(U + dU) - P - J_SM(U) dU| whenever |dU| <= T_U: 2 P exp(2 M) M^2, M the row's largest change.
+
+    +inf where exp overflows; exactly 0 at masked keys, where P = 0 and the product would be 0 * inf.
+    """
+    M = T_U.amax(-1, keepdim=True)
+    return torch.where(P > 0, 2 * P * torch.exp(2 * M) * M.square(), torch.zeros_like(P))
+
+
+def softmax_deviation(log_P: Tensor, T_U: Tensor) -> Tensor:
+    """Bounds |softmax(U + dU) - P| whenever |dU| <= T_U, exactly per entry.
+
+    An entry is largest when its own score rises and all others fall: with E_j = logsumexp over the *other* keys k of
+    (log P_k - T_k) it is sigmoid(log P_j + T_j - E_j). Working with log P keeps entries far below the smallest float.
+    """
+    P = log_P.exp()
+    high = torch.sigmoid(log_P + T_U - _others(log_P - T_U))
+    low = torch.sigmoid(log_P - T_U - _others(log_P + T_U))
+    masked = log_P == -math.inf
+    return torch.maximum(high - P, P - low).masked_fill(masked, 0.0)
+
+
+def _others(x: Tensor) -> Tensor:
+    """logsumexp over all entries of the last dimension but the own one; -inf where there is no other."""
+    edge = torch.full_like(x[..., :1], -math.inf)
+    before = torch.cat([edge, x.logcumsumexp(-1)[..., :-1]], dim=-1)
+    after = torch.cat([edge, x.flip(-1).logcumsumexp(-1)[..., :-1]], dim=-1).flip(-1)
+    return torch.logaddexp(before, after)
+
+
+@dataclass(frozen=True)
+class SoftmaxBounds:
+    """P(x) = P + (J_SM U_dot where `sloped`) + e with |e| <= remainder and sum_j e_j = 0;  |P(x) - P| <= total."""
+
+    sloped: Tensor  # (H, S) booleans, per head and query
+    remainder: Tensor  # (H, S, S)
+    total: Tensor  # (H, S, S)
+
+
+def softmax_bounds(P: Tensor, log_P: Tensor, f_P: Tensor, R_U: Tensor, T_U: Tensor) -> SoftmaxBounds:
+    """Chooses per row between softmax's Jacobian and slope zero.
+
+    `f_P` bounds |J_SM U_dot| for the linear score change U_dot that is kept, `R_U` bounds the rest of the score change,
+    `T_U` all of it.
+    """
+    deviation = softmax_deviation(log_P, T_U)
+    taylor = softmax_radius(P, R_U) + softmax_taylor(P, T_U)
+    sloped_R = torch.fmin(taylor, deviation + f_P)  # fmin: an overflowed Taylor bound yields to the range
+    sloped = sloped_R.sum(-1) <= deviation.sum(-1)
+    return SoftmaxBounds(
+        sloped=sloped,
+        remainder=torch.where(sloped[..., None], sloped_R, deviation),
+        total=torch.where(sloped[..., None], torch.minimum(f_P + sloped_R, deviation), deviation),
+    )
