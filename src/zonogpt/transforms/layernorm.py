@@ -81,11 +81,11 @@ def layernorm_bounds(norm: LayerNorm, z: StructuredZonotope) -> LayerNormBounds:
     # The middle of the range, made mean-free so that the error keeps mean zero; the half-widths are measured from it.
     middle = (low + high) / 2
     middle = middle - middle.mean(-1, keepdim=True)
-    half = torch.maximum(high - middle, middle - low)
+    half = torch.maximum(high - middle, middle - low).clamp(min=0)  # at radius 0: rounding of either sign
     x_hat = z0 * a0.rsqrt()[:, None]
     cap = torch.maximum(high - x_hat, x_hat - low) + r_hat
     # fmin, not minimum: where Taylor overflowed to NaN the cap, a bound on its own, is what remains.
-    sloped_R = torch.fmin(taylor, cap)
+    sloped_R = torch.fmin(taylor, cap).clamp(min=0)
     # Any slope is sound, zero too: where zero leaves the smaller error there is nothing to gain from the Jacobian.
     sloped = sloped_R.sum(-1) <= half.sum(-1)
     centre = torch.where(sloped[:, None], x_hat, middle)
@@ -118,12 +118,20 @@ def taylor_remainder(
         (norm2 / d - r_lin).clamp(min=0), (length - r_par).clamp(min=0).square() / d
     )
     a_max = a0 + r_a
-    # e_rho lies in [-A, B]: the quadratic part only shrinks 1/sqrt, the curvature only lifts it.
+    e_rho, d_rho = rho_remainders(a0, a_min, r_lin, r_quad)
+    return z0.abs() * e_rho[:, None] + r_cen * d_rho[:, None], a_min, a_max
+
+
+def rho_remainders(a0: Tensor, a_min: Tensor, r_lin: Tensor, r_quad: Tensor) -> tuple[Tensor, Tensor]:
+    """Bounds of |rho(a) - rho(a0) - rho'(a0) lin| and |rho(a) - rho(a0)| for rho(a) = 1/sqrt(a), a = a0 + lin + quad.
+
+    Over |lin| <= r_lin, 0 <= quad <= r_quad with a >= a_min.
+    """
+    r_a = r_lin + r_quad
+    # The first lies in [-A, B]: rho'(a0) quad only lowers it, the curvature of rho only lifts it.
     A = 0.5 * a0.pow(-1.5) * r_quad
     B = 0.375 * a_min.pow(-2.5) * r_a.square()
-    e_rho = torch.maximum(A, B)
-    d_rho = torch.minimum(0.5 * a_min.pow(-1.5) * r_a, a_min.rsqrt())
-    return z0.abs() * e_rho[:, None] + r_cen * d_rho[:, None], a_min, a_max
+    return torch.maximum(A, B), torch.minimum(0.5 * a_min.pow(-1.5) * r_a, a_min.rsqrt())
 
 
 def layernorm_range(

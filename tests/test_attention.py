@@ -1,0 +1,260 @@
+"""Fused and decomposed attention: every intermediate contract, then the block, symbol by symbol."""
+
+import pytest
+import torch
+from builders import attention_block, generator, randn, zonotope
+from containment import Noise, assert_bounded, assert_symbolic_containment, point
+
+from zonogpt.domains import chunks
+from zonogpt.domains.structured import StructuredZonotope
+from zonogpt.transforms.attention import attention_bounds, fused_attention, recentred_generators, weighted_median
+from zonogpt.transforms.attention_point import attention_point
+from zonogpt.transforms.decomposed_attention import decomposed_attention, operator_radii
+from zonogpt.transforms.layernorm import layernorm_bounds
+
+RADII = [1e-4, 1e-2, 0.1, 0.5, 3.0]
+
+
+def quantities(block, n):
+    """Q, K, V, U, P as exact functions of LayerNorm's output n (..., S, d)."""
+    Q, K, V = map(block.split_heads, (n @ block.w_qkv + block.b_qkv).chunk(3, dim=-1))
+    U = (Q @ K.transpose(-1, -2)) * block.scale
+    visible = block.visible(n.shape[-2])
+    P = U.masked_fill(~visible, -torch.inf).softmax(-1)
+    return {"Q": Q, "K": K, "V": V, "U": U.masked_fill(~visible, 0.0), "P": P}
+
+
+def linear_part(block, bounds, z, noise: Noise, name: str):
+    """J_X (x - c): LayerNorm's kept slope, then the exact derivative of n -> X(n) at LayerNorm's centre."""
+    v = point(z, noise) - z.c
+    n_dot = bounds.norm.jacobian(v.transpose(0, 1)).transpose(0, 1)
+    at = bounds.norm.centre.expand_as(n_dot).clone()
+    return torch.func.jvp(lambda n: quantities(block, n)[name], (at,), (n_dot,))[1]
+
+
+@pytest.mark.parametrize("radius", RADII)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", ["Q", "K", "V", "U", "P"])
+def test_intermediate_bounds(name, causal, radius):
+    for seed in range(2):
+        block, z = attention_block(seed, causal=causal), zonotope(seed + 10, radius=radius)
+        bounds = attention_bounds(block, z)
+        keep = bounds.softmax.sloped[..., None] if name == "P" else 1.0
+        centre = quantities(block, bounds.norm.centre)[name]
+
+        def linear(noise, block=block, bounds=bounds, z=z, keep=keep):
+            return linear_part(block, bounds, z, noise, name) * keep
+
+        def error(noise, block=block, z=z, centre=centre, linear=linear):
+            return quantities(block, block.norm(point(z, noise)))[name] - centre - linear(noise)
+
+        assert_bounded(linear, bounds.f[name], z, seed)
+        assert_bounded(error, bounds.R[name], z, seed)
+
+
+@pytest.mark.parametrize("radius", RADII)
+def test_softmax_remainder_and_score_product(radius):
+    """The parts of R_U and R_P that are not images of LayerNorm's error: the branch seen as a function of n."""
+    block, z = attention_block(3), zonotope(13, radius=radius)
+    bounds = attention_bounds(block, z)
+    n0 = bounds.norm.centre
+
+    def parts(noise, name):
+        n = block.norm(point(z, noise))
+        value, slope = torch.func.jvp(lambda x: quantities(block, x)[name], (n0.expand_as(n).clone(),), (n - n0,))
+        return quantities(block, n)[name] - value - slope, slope
+
+    assert_bounded(lambda noise: parts(noise, "U")[0], bounds.score_product, z)
+    keep = bounds.softmax.sloped[..., None]
+
+    def softmax_error(noise):
+        error, slope = parts(noise, "P")
+        return error + slope * ~keep
+
+    assert_bounded(softmax_error, bounds.softmax.remainder, z)
+    assert_bounded(lambda noise: softmax_error(noise).sum(-1), torch.zeros(2, 4).double(), z)
+    change = lambda noise: quantities(block, block.norm(point(z, noise)))["P"] - bounds.point.P  # noqa: E731
+    assert_bounded(change, bounds.softmax.total, z)
+    total_VW = bounds.from_input.VW + bounds.from_norm.VW
+    values = lambda noise: (  # noqa: E731
+        (quantities(block, block.norm(point(z, noise)))["V"] - bounds.point.V) @ bounds.point.w_o
+    )
+    assert_bounded(values, total_VW, z)
+
+
+@pytest.mark.parametrize("transform", [fused_attention, decomposed_attention])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("radius", RADII)
+def test_block_contains_every_output(transform, causal, radius):
+    for seed in range(3):
+        block, z = attention_block(seed, causal=causal), zonotope(seed + 20, radius=radius)
+        out, _ = transform(block, z)
+        assert_symbolic_containment(block, z, out, seed)
+
+
+@pytest.mark.parametrize("transform", [fused_attention, decomposed_attention])
+@pytest.mark.parametrize(("m", "q"), [(0, 4), (4, 0), (0, 0)])
+def test_block_with_one_kind_of_generator(transform, m, q):
+    block, z = attention_block(5), zonotope(6, m=m, q=q, radius=0.05)
+    out, _ = transform(block, z)
+    assert_symbolic_containment(block, z, out)
+
+
+@pytest.mark.parametrize("transform", [fused_attention, decomposed_attention])
+def test_one_token_alone_moves(transform):
+    """Cross-token parts only: everything at the other tokens comes from one local generator."""
+    block, z = attention_block(7, scale=1.0), zonotope(8, m=0, q=2, radius=0.2)
+    L = z.L.clone()
+    L[[0, 2, 3]] = 0.0
+    z = StructuredZonotope(z.c, z.G, L, z.b)
+    out, _ = transform(block, z)
+    assert_symbolic_containment(block, z, out)
+
+
+@pytest.mark.parametrize("transform", [fused_attention, decomposed_attention])
+def test_peaked_softmax_and_constant_token(transform):
+    block, z = attention_block(9, scale=4.0), zonotope(9, radius=0.3)
+    c = z.c.clone()
+    c[1] = 0.7
+    z = StructuredZonotope(c, z.G, z.L, z.b)
+    out, _ = transform(block, z)
+    assert bool(out.b.isfinite().all())
+    assert_symbolic_containment(block, z, out)
+
+
+@pytest.mark.parametrize("transform", [fused_attention, decomposed_attention])
+def test_zero_radius_is_exact(transform):
+    block, z = attention_block(1), zonotope(1, radius=0.0)
+    out, _ = transform(block, z)
+    torch.testing.assert_close(out.c, block(z.c))
+    assert float(out.radius.max()) < 1e-12
+
+
+@pytest.mark.parametrize("transform", [fused_attention, decomposed_attention])
+def test_error_is_second_order_for_shared_generators(transform):
+    block = attention_block(2)
+    ratios = []
+    for radius in (1e-3, 1e-4, 1e-5):
+        z = zonotope(3, q=0, radius=radius)
+        out, _ = transform(block, z)
+        ratios.append(float((out.L.abs().sum(1) + out.b).mean()) / radius**2)
+    assert max(ratios) < 1.5 * min(ratios)
+
+
+def test_generator_images_are_derivatives():
+    """At a small radius: the kept generators are exactly J_A G_j, and J_A emb_s(L_sk) at token s."""
+    block, z = attention_block(2), zonotope(3, radius=1e-4)
+    out, _ = fused_attention(block, z)
+    for j in range(z.m):
+        torch.testing.assert_close(out.G[j], torch.func.jvp(block, (z.c,), (z.G[j],))[1])
+    crossed = torch.zeros_like(z.c)
+    for s in range(z.n_tokens):
+        for k in range(z.q):
+            v = torch.zeros_like(z.c)
+            v[s] = z.L[s, k]
+            image = torch.func.jvp(block, (z.c,), (v,))[1]
+            torch.testing.assert_close(out.L[s, k], image[s])
+            image[s] = 0
+            crossed += image.abs()
+    assert (out.b >= crossed - 1e-15).all()
+    assert (out.b <= crossed + 0.05 * crossed.mean()).all()  # the rest is second order
+
+
+@pytest.mark.parametrize("transform", [fused_attention, decomposed_attention])
+def test_chunked_equals_plain(transform, monkeypatch):
+    block, z = attention_block(4), zonotope(5, radius=0.1)
+    plain, _ = transform(block, z)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(chunks.chunks, "__defaults__", (1,))
+    small, _ = transform(block, z)
+    for field in "cGb":
+        torch.testing.assert_close(getattr(small, field), getattr(plain, field))
+    torch.testing.assert_close(small.L[:, : z.q + 6], plain.L[:, : z.q + 6])
+    # A weighted median may have a whole interval of minimisers; their radius is the same.
+    torch.testing.assert_close(small.radius, plain.radius)
+
+
+def test_never_looser_than_printed():
+    """Our f_P, R_P and R_A against the paper's formulas, which take absolute values of every weight."""
+    for seed in range(4):
+        block, z = attention_block(seed), zonotope(seed, radius=0.02)
+        bounds = attention_bounds(block, z)
+        out, _ = fused_attention(block, z)
+        p, norm, w = bounds.point, bounds.norm, block.w_qkv.abs()
+        f_Q, f_K, f_V = map(block.split_heads, (norm.r_N @ w).chunk(3, dim=-1))
+        R_Q, R_K, R_V = map(block.split_heads, (norm.R_N @ w).chunk(3, dim=-1))
+        T = lambda x: x.transpose(-1, -2)  # noqa: E731
+        f_U = (f_Q @ T(p.K.abs()) + p.Q.abs() @ T(f_K)) * block.scale
+        R_UN = (R_Q @ T(p.K.abs()) + p.Q.abs() @ T(R_K)) * block.scale
+        R_Ux = (f_Q + R_Q) @ T(f_K + R_K) * block.scale
+        f_P = p.P * (f_U + (p.P * f_U).sum(-1, keepdim=True))
+        R_U = R_UN + R_Ux
+        M = (f_U + R_U).masked_fill(~p.visible, 0).amax(-1, keepdim=True)
+        R_P = p.P * (R_U + (p.P * R_U).sum(-1, keepdim=True)) + 2 * p.P * torch.exp(2 * M) * M**2
+        R_P = torch.minimum(R_P, torch.maximum(p.P, 1 - p.P) + f_P).masked_fill(~p.visible, 0)
+        assert (bounds.f["P"] <= f_P + 1e-15).all()
+        assert (bounds.R["P"] <= R_P + 1e-15).all()
+        R_A = block.join_heads(R_P @ p.V.abs() + p.P @ R_V + (f_P + R_P) @ (f_V + R_V)) @ block.w_o.abs()
+        crossed = (out.L[:, : z.q].abs().sum(1) + out.G.abs().sum(0)) * 0  # kept symbols are the same in both
+        ours = out.L[:, z.q :].abs().sum(1) + out.b + crossed
+        assert float(ours.mean()) <= float(R_A.mean()) + float(crossed_part(block, bounds, z).mean())
+
+
+def crossed_part(block, bounds, z):
+    """The paper's cross-token interval, by brute force."""
+    crossed = torch.zeros_like(z.c)
+    for s in range(z.n_tokens):
+        for k in range(z.q):
+            v = torch.zeros_like(z.c)
+            v[s] = z.L[s, k]
+            image = torch.func.jvp(block, (z.c,), (v,))[1].abs()
+            image[s] = 0
+            crossed += image
+    return crossed
+
+
+def test_recentred_generators_contain_zero_sum_errors():
+    g = generator(1)
+    H, S, d = 2, 5, 4
+    R, VW = torch.rand(H, S, S, generator=g, dtype=torch.float64).tril(), randn(g, H, S, d)
+    generators = recentred_generators(R, VW)
+    e = (2 * torch.rand(4000, H, S, S, generator=g, dtype=torch.float64) - 1) * R
+    e = e - e.sum(-1, keepdim=True) * R / R.sum(-1, keepdim=True)  # rows sum to zero
+    e = e * (R / e.abs().clamp(min=1e-30)).clamp(max=1).where(R > 0, 1).amin(-1, keepdim=True)  # and stay inside R
+    assert float(e.sum(-1).abs().max()) < 1e-12
+    value = torch.einsum("bhij,hjd->bid", e, VW)
+    for w in [*torch.eye(d, dtype=torch.float64), *randn(g, 6, d)]:
+        assert ((value @ w).abs() <= (generators @ w).abs().sum(1) + 1e-12).all()
+    # recentring pays: smaller than without it
+    assert float(generators.abs().sum()) < float(torch.einsum("hij,hjd->", R, VW.abs()))
+
+
+def test_weighted_median_is_optimal():
+    g = generator(2)
+    values, weights = randn(g, 3, 7, 4), torch.rand(3, 7, 4, generator=g, dtype=torch.float64)
+    cost = lambda a: (weights * (values - a[:, None]).abs()).sum(1)  # noqa: E731
+    best = cost(weighted_median(values, weights))
+    for k in range(7):
+        assert (best <= cost(values[:, k]) + 1e-12).all()
+
+
+@pytest.mark.parametrize("radius", RADII)
+@pytest.mark.parametrize("causal", [True, False])
+def test_decomposed_operators(radius, causal):
+    """At every operator: the total change is within kept + b, and so is what the kept symbols leave."""
+    block, z = attention_block(11, causal=causal), zonotope(12, radius=radius)
+    norm = layernorm_bounds(block.norm, z)
+    p = attention_point(block, norm.centre)
+    r = operator_radii(p, norm, z)
+    kept = {"Q": r.kept_Q, "K": r.kept_K, "V": r.kept_V, "U": r.kept_U, "P": r.kept_P * r.softmax.sloped[..., None]}
+    interval = {"Q": r.b_Q, "K": r.b_K, "V": r.b_V, "U": r.b_U, "P": r.b_P}
+    for name in "QKVUP":
+        centre = quantities(block, norm.centre)[name]
+
+        def change(noise, name=name, centre=centre):
+            return quantities(block, block.norm(point(z, noise)))[name] - centre
+
+        assert_bounded(change, kept[name] + interval[name], z)
+    assert_bounded(
+        lambda noise: quantities(block, block.norm(point(z, noise)))["P"] - p.P, r.softmax.total, z
+    )

@@ -1,0 +1,106 @@
+"""Softmax rows under a box of score changes: each bound alone, with masked, single and vanishing keys."""
+
+import math
+
+import pytest
+import torch
+from builders import generator, randn
+
+from zonogpt.transforms.softmax import (
+    _others,
+    softmax_bounds,
+    softmax_deviation,
+    softmax_jvp,
+    softmax_radius,
+    softmax_taylor,
+)
+
+
+def rows(seed, spread=1.0, change=0.3, causal=True, S=5):
+    """(U, log_P, T_U) with head, query, key; masked keys have no change."""
+    g = generator(seed)
+    visible = torch.ones(S, S).tril().bool() if causal else torch.ones(S, S).bool()
+    U = (spread * randn(g, 2, S, S)).masked_fill(~visible, -math.inf)
+    T = (change * torch.rand(2, S, S, generator=g, dtype=torch.float64)).masked_fill(~visible, 0.0)
+    return U, U.log_softmax(-1), T
+
+
+def changes(T, seed=9, n=600):
+    """Score changes within T: vertices, half of them; for each entry the vertex that lifts or lowers it alone."""
+    g = generator(seed)
+    sign = torch.randn(n, *T.shape, generator=g, dtype=torch.float64).sign()
+    inner = 2 * torch.rand(n, *T.shape, generator=g, dtype=torch.float64) - 1
+    S = T.shape[-1]
+    alone = 2 * torch.eye(S, dtype=torch.float64)[:, None, None, :] - 1
+    return torch.cat([sign, inner, alone.expand(S, *T.shape), -alone.expand(S, *T.shape)]) * T
+
+
+CASES = [(1.0, 1e-3), (1.0, 0.3), (3.0, 1.0), (3.0, 5.0), (30.0, 2.0), (100.0, 80.0), (1.0, 400.0)]
+
+
+@pytest.mark.parametrize(("spread", "change"), CASES)
+@pytest.mark.parametrize("causal", [True, False])
+def test_every_bound(spread, change, causal):
+    U, log_P, T = rows(1, spread, change, causal)
+    P = log_P.exp()
+    dU = changes(T)
+    new = (U + dU).softmax(-1)
+    linear = softmax_jvp(P, dU)
+    tolerance = 1e-12
+    assert (linear.abs() <= softmax_radius(P, T) + tolerance).all()
+    taylor = softmax_taylor(P, T)
+    assert not taylor.isnan().any()
+    assert ((new - P - linear).abs() <= taylor + tolerance).all()
+    deviation = softmax_deviation(log_P, T)
+    assert ((new - P).abs() <= deviation + tolerance).all()
+    assert (deviation <= 1).all()
+    # the deviation is attained at the vertices that move one entry alone
+    attained = (new - P).abs().amax(0)
+    torch.testing.assert_close(attained, deviation, rtol=1e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize(("spread", "change"), CASES)
+def test_choice_of_slope(spread, change):
+    """The combined contract, with part of the change linear and part not."""
+    U, log_P, T = rows(2, spread, change)
+    P = log_P.exp()
+    dU = changes(T)
+    share = torch.rand(T.shape, generator=generator(3), dtype=torch.float64)
+    kept = dU * share  # the linear part that is kept
+    R_U = T * (1 - share)
+    f_P = softmax_jvp(P, kept).abs().amax(0)
+    bounds = softmax_bounds(P, log_P, f_P, R_U, T)
+    error = (U + dU).softmax(-1) - P - softmax_jvp(P, kept) * bounds.sloped[..., None]
+    assert (error.abs() <= bounds.remainder + 1e-12).all()
+    assert (((U + dU).softmax(-1) - P).abs() <= bounds.total + 1e-12).all()
+    assert float(error.sum(-1).abs().max()) < 1e-9  # rows sum to zero
+
+
+def test_slope_is_kept_for_small_and_dropped_for_large_changes():
+    for change, expected in ((1e-3, True), (30.0, False)):
+        _, log_P, T = rows(1, 1.0, change)
+        bounds = softmax_bounds(log_P.exp(), log_P, softmax_radius(log_P.exp(), T), 0 * T, T)
+        assert bool(bounds.sloped[:, 1:].all()) is expected
+
+
+def test_vanishing_keys_with_large_changes():
+    """P below e^-60 and a change above 60: an exponent clamped in linear space would call this key dead."""
+    U = torch.tensor([[[0.0, -80.0]]], dtype=torch.float64)
+    T = torch.tensor([[[0.0, 85.0]]], dtype=torch.float64)
+    log_P = U.log_softmax(-1)
+    deviation = softmax_deviation(log_P, T)
+    truth = torch.sigmoid(torch.tensor(5.0, dtype=torch.float64))
+    torch.testing.assert_close(deviation[0, 0], torch.stack([truth, truth]))
+
+
+def test_single_key_does_not_move():
+    log_P, T = torch.zeros(1, 1, 1, dtype=torch.float64), torch.full((1, 1, 1), 3.0, dtype=torch.float64)
+    assert float(softmax_deviation(log_P, T)) == 0.0
+
+
+def test_others_leaves_out_exactly_the_own_entry():
+    x = randn(generator(4), 3, 6)
+    x[0, 1] = -math.inf
+    for i in range(6):
+        rest = torch.cat([x[:, :i], x[:, i + 1 :]], dim=1).logsumexp(-1)
+        torch.testing.assert_close(_others(x)[:, i], rest)
