@@ -164,7 +164,6 @@ def test_generator_images_are_derivatives():
 def test_chunked_equals_plain(transform, monkeypatch):
     block, z = attention_block(4), zonotope(5, radius=0.1)
     plain, _ = transform(block, z)
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1)
     monkeypatch.setattr(chunks.chunks, "__defaults__", (1,))
     small, _ = transform(block, z)
     for field in "cGb":

@@ -112,5 +112,5 @@ def reduce(z: StructuredZonotope, limit: int) -> StructuredZonotope:
 
 def _split(weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Indices (last dimension) of the `count` largest weights and of the rest, each in increasing order."""
-    order = weight.argsort(-1, descending=True, stable=True)
+    order = weight.argsort(dim=-1, descending=True, stable=True)
     return order[..., :count].sort(-1).values, order[..., count:].sort(-1).values

@@ -73,9 +73,9 @@ def fused_mlp(block: MlpBlock, z: StructuredZonotope) -> tuple[StructuredZonotop
 
 def preactivation_radius(block: MlpBlock, norm: LayerNormBounds, z: StructuredZonotope) -> Tensor:
     """(S, f): bounds |W_1 (LN(x) - norm.centre)| over z, generator by generator."""
-    # LayerNorm's error is mean-free, so each column of diag(gamma) W_1 may be centred before |.| is taken.
+    # LayerNorm's error is mean-free, so each column of diag(gamma) W_1 may be centred before |.| is taken, or not.
     weighted = block.norm.gamma[:, None] * block.w_1
-    radius = norm.R_hat @ (weighted - weighted.mean(0)).abs()
+    radius = torch.minimum(norm.R_hat @ weighted.abs(), norm.R_hat @ (weighted - weighted.mean(0)).abs())
     for stack in z.generator_stacks():
         for part in chunks(stack.shape[1], 2 * radius.numel() * radius.element_size()):
             radius = radius + (norm.jacobian(stack[:, part]) @ block.w_1).abs().sum(1)
