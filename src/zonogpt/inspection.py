@@ -1,2 +1,116 @@
-def inspect():
-    pass
+"""inspect(): what a model is, whether it can be verified, and what a run will cost, before any run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zonogpt.errors import OptionError
+from zonogpt.methods.plan import Plan, Sizes, plan_structured
+from zonogpt.methods.structured import TABLE, pool_limit
+from zonogpt.model.ir import ImageEmbedding, MlpBlock, Model
+from zonogpt.verify import resolve_dtype
+
+
+@dataclass(frozen=True)
+class Inspection:
+    name: str
+    architecture: str
+    n_parameters: int
+    n_layers: int
+    width: int
+    n_heads: int
+    hidden: int
+    n_outputs: int
+    pool: str
+    tokens: int  # sequence length the predictions are for
+    inputs: int  # raw numbers that move in the largest input set: all pixels, or the embeddings of all tokens
+    dtype: str
+    weight_bytes: int  # in that dtype
+    structured_input_bytes: int  # input generators stored per token, 8 bytes each (the paper's example)
+    dense_input_bytes: int  # the same as dense generators
+    generator_limit: int
+    plans: dict[str, Plan]  # method -> prediction
+
+
+def inspect(
+    model: Model,
+    tokens: int | None = None,
+    positions: int | None = None,
+    dtype: str | torch.dtype | None = None,
+    budget_bytes: int | None = None,
+) -> Inspection:
+    """Sizes and predictions. For text: `tokens` ids (default: all positions), of which `positions` move (default: all)."""
+    run_dtype = resolve_dtype(dtype)
+    d = model.width
+    hidden = next(block.w_1.shape[1] for block in model.blocks if isinstance(block, MlpBlock))
+    if isinstance(model.embedding, ImageEmbedding):
+        if tokens is not None or positions is not None:
+            raise OptionError("tokens and positions are for text models; an image model's number of tokens is fixed")
+        S, per_token = model.embedding.positions.shape[0], model.embedding.weight.shape[0]
+        inputs = S * per_token
+    else:
+        longest = model.embedding.positions.shape[0]
+        S, per_token = longest if tokens is None else tokens, d
+        if not 1 <= S <= longest:
+            raise OptionError(f"tokens must lie in 1..{longest}; got {S}")
+        moving = S if positions is None else positions
+        if not 1 <= moving <= S:
+            raise OptionError(f"positions must lie in 1..{S}; got {moving}")
+        inputs = moving * d
+    limit = pool_limit(S, d, run_dtype, budget_bytes)
+    sizes = Sizes(S, d, model.n_heads, hidden, len(model.blocks), inputs, per_token)
+    plans = {
+        name: plan_structured(
+            sizes, attention == "fused", mlp == "fused", start == "promoted", limit, run_dtype.itemsize
+        )
+        for name, (attention, mlp, start) in TABLE.items()
+    }
+    n_parameters = count_parameters(model)
+    return Inspection(
+        name=model.name,
+        architecture=model.architecture,
+        n_parameters=n_parameters,
+        n_layers=len(model.blocks) // 2,
+        width=d,
+        n_heads=model.n_heads,
+        hidden=hidden,
+        n_outputs=model.n_outputs,
+        pool=model.head.pool,
+        tokens=S,
+        inputs=inputs,
+        dtype=str(run_dtype).removeprefix("torch."),
+        weight_bytes=n_parameters * run_dtype.itemsize,
+        structured_input_bytes=structured_bytes(S, d),
+        dense_input_bytes=dense_bytes(S, d),
+        generator_limit=limit,
+        plans=plans,
+    )
+
+
+def structured_bytes(n_tokens: int, width: int) -> int:
+    """A ball over all S d embedding coordinates as local generators: d per token, d coefficients each, 8 bytes."""
+    return n_tokens * width**2 * 8
+
+
+def dense_bytes(n_tokens: int, width: int) -> int:
+    """The same ball as dense generators: S d of them, S d coefficients each, 8 bytes."""
+    return n_tokens**2 * width**2 * 8
+
+
+def count_parameters(value: Any) -> int:
+    """Numbers in all distinct weight tensors (a tied head counts once)."""
+    return sum(tensor.numel() for tensor in {t.data_ptr(): t for t in _tensors(value)}.values())
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, tuple):
+        return [t for item in value for t in _tensors(item)]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [t for f in fields(value) for t in _tensors(getattr(value, f.name))]
+    return []

@@ -1,0 +1,55 @@
+"""The command line: commands are registered here, errors become exit codes here."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from zonogpt._version import __version__
+from zonogpt.cli import demo, inspect, verify
+from zonogpt.errors import ZonoGptError
+
+BAD_INPUT, INTERRUPTED = 2, 130
+
+app = typer.Typer(
+    name="zonogpt",
+    help="Proves that a GPT-2 model's answer does not change when its input moves inside a ball.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(verify.verify)
+app.command()(inspect.inspect)
+app.command()(demo.demo)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"zonogpt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point. Mistakes of the user end with one clear message and exit code 2, never with a traceback."""
+    try:
+        app()
+    except ZonoGptError as error:
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]error:[/red] {_escaped(str(error))}")
+        sys.exit(BAD_INPUT)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", r"\[")

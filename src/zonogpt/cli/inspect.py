@@ -1,0 +1,62 @@
+"""zonogpt inspect"""
+
+from __future__ import annotations
+
+import dataclasses
+import json as json_format
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from zonogpt.cli.options import check_writable, size, write_whole
+from zonogpt.inspection import Inspection
+from zonogpt.inspection import inspect as run
+from zonogpt.methods import METHODS
+from zonogpt.model.hf import load
+
+
+def inspect(
+    model: Annotated[str, typer.Argument(help="Directory from save_pretrained, or a hub name.")],
+    tokens: Annotated[int | None, typer.Option(help="Text length to predict for. Default: all positions.")] = None,
+    positions: Annotated[int | None, typer.Option(help="How many tokens move. Default: all.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float64 (default) or float32.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Generator pool, as 512MiB.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write everything to this file.")] = None,
+) -> None:
+    """Say what a model is, whether it can be verified, and what a run will need, before any run."""
+    check_writable(json)
+    found = run(load(model), tokens, positions, dtype, size(budget))
+    if json is not None:
+        write_whole(json, json_format.dumps(dataclasses.asdict(found), indent=2) + "\n")
+    show(found)
+
+
+def show(found: Inspection) -> None:
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"supported: {found.architecture}, {found.n_parameters:,} parameters")
+    console.print(
+        f"{found.n_layers} layers ({2 * found.n_layers} residual blocks), width {found.width}, {found.n_heads} heads,"
+        f" {found.hidden} hidden units, {found.n_outputs} outputs from the {found.pool} token"
+        + ("s" if found.pool == "mean" else "")
+    )
+    console.print(f"predicted for {found.tokens} tokens and {found.inputs:,} moving inputs, in {found.dtype}:")
+    console.print(
+        f"  a ball over all embeddings: {gib(found.structured_input_bytes)} as local generators,"
+        f" {gib(found.dense_input_bytes)} as dense ones"
+    )
+    console.print(
+        f"  generator pool: {found.generator_limit:,} per token, shared and local; weights {gib(found.weight_bytes)}"
+    )
+    table = Table("method", "what it does", "shared", "local", "predicted peak", box=None, pad_edge=False)
+    for name, plan in found.plans.items():
+        table.add_row(
+            name, METHODS[name].summary, f"{plan.shared:,}", f"{plan.local:,}", gib(plan.peak_bytes + found.weight_bytes)
+        )
+    console.print(table)
+
+
+def gib(count: int) -> str:
+    return f"{count / 2**30:,.2f} GiB" if count >= 2**27 else f"{count / 2**20:,.1f} MiB"

@@ -1,0 +1,113 @@
+"""zonogpt verify"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zonogpt.cli.inputs import encode, read_image
+from zonogpt.cli.options import check_writable, integers, size, write_whole
+from zonogpt.cli.progress import progress_bar
+from zonogpt.errors import OptionError
+from zonogpt.methods import METHODS
+from zonogpt.methods.method import Progress
+from zonogpt.model.hf import load
+from zonogpt.model.ir import Model
+from zonogpt.result import Result
+from zonogpt.spec.spec import Spec, embedding_ball, image_ball
+from zonogpt.verify import verify as run
+
+EXIT = {"verified": 0, "unknown": 10, "falsified": 20, "timeout": 30}
+
+
+def verify(
+    model: Annotated[str, typer.Argument(help="Directory from save_pretrained, or a hub name.")],
+    radius: Annotated[float, typer.Option(help="How far every pixel, or embedding coordinate, may move.")],
+    image: Annotated[Path | None, typer.Option(help="Picture (.png) or array (.npy) of the model's image size.")] = None,
+    text: Annotated[str | None, typer.Option(help="Text, read with the model's tokenizer.")] = None,
+    ids: Annotated[str | None, typer.Option(help="Token ids, as 5,17,3.")] = None,
+    positions: Annotated[str | None, typer.Option(help="Token positions that move, from 0, as 1,4.")] = None,
+    words: Annotated[str | None, typer.Option(help="Words of the text that move, as good,film.")] = None,
+    label: Annotated[int | None, typer.Option(help="The answer to keep. Default: the model's own.")] = None,
+    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "A",
+    norm: Annotated[float, typer.Option(help="Norm of the ball: inf.")] = math.inf,
+    timeout: Annotated[float | None, typer.Option(help="Seconds, looked at between blocks.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float64 (default) or float32.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Generator pool, as 512MiB.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the whole result to this file.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the verdict only.")] = False,
+) -> None:
+    """Try to prove that the answer stays the same over the whole ball.
+
+    The verdict is the first line. Exit code: 0 verified, 10 unknown, 20 falsified, 30 timeout, 2 bad input.
+    """
+    check_writable(json)
+    budget_bytes = size(budget)
+    net = load(model)
+    spec = build_spec(net, model, image, text, ids, positions, words, radius, label, norm)
+    with progress_bar(quiet) as bar:
+        task = bar.add_task("embedding", total=len(net.blocks))
+
+        def show(progress: Progress) -> None:
+            bar.update(task, completed=progress.block - 1, description=f"block {progress.block} ({progress.kind})")
+
+        result = run(
+            net, spec, method=method, timeout=timeout, device=device, dtype=dtype,
+            budget_bytes=budget_bytes, on_block=show,
+        )  # fmt: skip
+    if json is not None:
+        write_whole(json, result.to_json() + "\n")
+    print(result.status)
+    if not quiet:
+        print(describe(result))
+    raise typer.Exit(EXIT[result.status])
+
+
+def build_spec(
+    net: Model,
+    model: str,
+    image: Path | None,
+    text: str | None,
+    ids: str | None,
+    positions: str | None,
+    words: str | None,
+    radius: float,
+    label: int | None,
+    norm: float,
+) -> Spec:
+    given = [name for name, value in (("--image", image), ("--text", text), ("--ids", ids)) if value is not None]
+    if len(given) != 1:
+        raise OptionError(f"give exactly one of --image, --text and --ids; got {' and '.join(given) or 'none'}")
+    if image is not None:
+        if positions is not None or words is not None:
+            raise OptionError("--positions and --words are for texts; every pixel of an image moves")
+        return image_ball(net, read_image(image), radius, label=label, norm=norm)
+    if (positions is None) == (words is None) or (words is not None and text is None):
+        raise OptionError("say which tokens move: --positions 1,4, or, with --text, --words good,film")
+    if text is not None:
+        token_ids, named = encode(model, text, words.split(",") if words else [])
+    else:
+        assert ids is not None
+        token_ids, named = integers(ids, "--ids"), []
+    at = named if positions is None else integers(positions, "--positions")
+    return embedding_ball(net, token_ids, at, radius, label=label, norm=norm)
+
+
+def describe(result: Result) -> str:
+    claim = "linear claim" if result.label is None else f"label {result.label}"
+    lines = [
+        result.reason,
+        f"{claim}, radius {result.radius:g}, method {result.method}, {result.dtype} on {result.device},"
+        f" {result.seconds:.2f} s, peak {result.peak_bytes / 2**20:.0f} MiB",
+    ]
+    fresh = [e for e in result.ledger.entries if e.kind != "head" and e.step not in ("carried", "reduction")]
+    if fresh:
+        worst = max(fresh, key=lambda e: e.width)
+        lines.append(
+            f"widest new error: {worst.step} of block {worst.block} ({worst.kind}), {worst.width:.3g} per feature"
+        )
+    return "\n".join(lines)

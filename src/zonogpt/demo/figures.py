@@ -1,0 +1,139 @@
+"""Pictures. Matplotlib is imported here only, and drawn without a screen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+
+from zonogpt.demo.study import METHODS, RADII, Study
+from zonogpt.demo.worked_example import (
+    PAPER_FUSED,
+    FirstToken,
+    bound,
+    first_token_projections,
+    interval,
+    sampled_inputs,
+    BLOCK,
+)
+
+COLOURS = {"A": "#0b6e4f", "F": "#3d8bd4", "D": "#e08e0b", "M": "#c0392b", "A-literal": "#7a8b99"}
+INK, PAPER = "#22303c", "#fbfaf7"
+STYLE = {
+    "font.size": 10,
+    "axes.edgecolor": "#9aa5ad",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.titleweight": "bold",
+    "axes.titlesize": 11,
+    "figure.facecolor": PAPER,
+    "axes.facecolor": PAPER,
+    "savefig.facecolor": PAPER,
+}
+
+
+def draw_study(study: Study, file: Path) -> None:
+    """Digits with their certified radius, margin against radius per method, width per block."""
+    with plt.rc_context(STYLE):
+        figure = plt.figure(figsize=(13, 8.2), layout="constrained")
+        top, bottom = figure.subfigures(2, 1, height_ratios=[1, 1.15])
+        _digits(top, study)
+        left, middle, right = bottom.subplots(1, 3, width_ratios=[1, 1.15, 1.15])
+        _proved(left, study)
+        _margins(middle, study)
+        _widths(right, study)
+        figure.savefig(file, dpi=130)
+        plt.close(figure)
+
+
+def _digits(figure: Any, study: Study) -> None:
+    figure.suptitle(
+        "Twenty test digits: the largest radius at which A proves that no pixel change alters the answer", weight="bold"
+    )
+    axes = figure.subplots(2, 10)
+    for digit, ax in enumerate(axes.flat):
+        radius = study.largest_radius("A", digit)
+        ax.imshow(1 - study.images[digit].numpy(), cmap="gray", vmin=0, vmax=1)
+        ax.set_xticks([])
+        ax.set_yticks([])
+        ax.spines[:].set(visible=True, linewidth=2.5, color=plt.cm.viridis(0.15 + 0.8 * _rank(radius)))
+        ax.set_xlabel(f"{int(study.labels[digit])}: {radius:g}" if radius else f"{int(study.labels[digit])}: none")
+
+
+def _rank(radius: float) -> float:
+    return (RADII.index(radius) + 1) / len(RADII) if radius else 0.0
+
+
+def _proved(ax: Any, study: Study) -> None:
+    n = len(study.labels)
+    for method in METHODS:
+        ax.plot(RADII, [study.proved(method, r) for r in RADII], "o-", color=COLOURS[method], label=method, lw=2)
+    ax.set(xscale="log", xlabel="radius", ylabel=f"digits proved, of {n}", ylim=(-0.5, n + 0.8), title="Proved")
+    ax.legend(frameon=False)
+
+
+def _margins(ax: Any, study: Study) -> None:
+    for method in METHODS:
+        values = [study.median_margin(method, r) for r in RADII]
+        shown = [(r, v) for r, v in zip(RADII, values, strict=True) if v > 0]
+        if shown:
+            ax.plot(*zip(*shown, strict=True), "o-", color=COLOURS[method], label=method, lw=2)
+    ax.set(xscale="log", xlabel="radius", ylabel="certified margin to the nearest rival", title="Median margin")
+    ax.set_xlim(RADII[0] / 1.3, RADII[-1] * 1.3)
+    ax.set_ylim(bottom=0)
+
+
+def _widths(ax: Any, study: Study) -> None:
+    radius = RADII[2]
+    for method in METHODS:
+        ledgers = [r.ledger for (m, rad, _), r in study.results.items() if m == method and rad == radius]
+        if not ledgers:
+            continue
+        blocks = ledgers[0].blocks()[:-1]  # the head's loss is a margin, not a width
+        kinds = [next(e.kind for e in ledgers[0].entries if e.block == b) for b in blocks]
+        means = [sum(ledger.total(b) for ledger in ledgers) / len(ledgers) for b in blocks]
+        ax.plot(blocks, means, "o-", color=COLOURS[method], lw=2)
+        ax.set_xticks(blocks, [f"{b}\n{kind}" for b, kind in zip(blocks, kinds, strict=True)])
+    ax.set(yscale="log", xlabel="residual block", ylabel="mean radius of a feature", title=f"Width at radius {radius:g}")
+
+
+def draw_example(file: Path) -> None:
+    """First-token projections of the worked example, fused: samples inside each bound, and the final interval."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(1, 5, figsize=(16, 3.6), layout="constrained", width_ratios=[1, 1, 1, 1, 0.9])
+        for ax, step in zip(axes, first_token_projections(), strict=False):
+            _projection(ax, step)
+        _intervals(axes[4])
+        figure.suptitle("The paper's example, fused (A): first token, samples inside the certified set", weight="bold")
+        figure.savefig(file, dpi=130)
+        plt.close(figure)
+
+
+def _projection(ax: Any, step: FirstToken) -> None:
+    outline = step.outline.numpy()
+    ax.fill(outline[:, 0], outline[:, 1], color=COLOURS["A"], alpha=0.15)
+    ax.plot([*outline[:, 0], outline[0, 0]], [*outline[:, 1], outline[0, 1]], color=COLOURS["A"], lw=1.5)
+    ax.scatter(*step.samples[::4].T.numpy(), s=3, color=INK, alpha=0.5, zorder=3)
+    ax.set(title=step.title, xlabel="first", ylabel="second")
+
+
+def _intervals(ax: Any) -> None:
+    sampled = BLOCK(sampled_inputs())[:, 0, 0]
+    rows = {
+        "sampled": (float(sampled.min()), float(sampled.max()), INK),
+        "A": (*interval(bound("A")), COLOURS["A"]),
+        "paper, fused": (*PAPER_FUSED, "#8fb8a8"),
+        "D": (*interval(bound("D")), COLOURS["D"]),
+    }
+    for y, (low, high, colour) in enumerate(rows.values()):
+        ax.plot([low, high], [y, y], color=colour, lw=6, solid_capstyle="butt")
+    ax.axvline(0, color=INK, lw=1, ls=":")
+    ax.set_yticks(range(len(rows)), rows)
+    ax.set(ylim=(len(rows) - 0.5, -0.5), title="$[A]_{11}$: positive?")

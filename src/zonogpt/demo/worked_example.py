@@ -1,0 +1,103 @@
+"""The paper's worked example (its section 3): one attention block, two tokens, two features, and a property to prove.
+
+As printed it has two slips: the property names the second token (0.7, 0.8) while the computation, and the stated
+centre 0.400, belong to (0.7, -0.8); and W_o acts on the left, with no causal mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zonogpt.domains.structured import StructuredZonotope
+from zonogpt.methods.structured import VARIANTS
+from zonogpt.model.ir import AttentionBlock, LayerNorm
+from zonogpt.transforms.attention import attention_bounds
+
+RADIUS = 0.02
+PAPER_FUSED, PAPER_DEEPZ = (0.11, 0.69), (-1.24, 1.98)
+
+
+def _tensor(values: list[float] | list[list[float]]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+CENTRE = _tensor([[0.0, 0.0], [0.7, -0.8]])
+BLOCK = AttentionBlock(
+    norm=LayerNorm(_tensor([1.6, 1.8]), _tensor([0.2, 0.3]), 1e-5),
+    w_qkv=_tensor([[3.1, -0.2, 1.0, 0.1, 0.8, -3.0], [0.7, -1.1, -4.3, 1.2, -0.5, 0.6]]),
+    b_qkv=_tensor([-0.1, 0.1, 0.0, 0.2, 0.2, -0.2]),
+    w_o=_tensor([[0.112, 0.029], [0.014, 0.153]]).T,
+    b_o=_tensor([0.32122, 0.95628]),
+    n_heads=1,
+    causal=False,
+)
+
+
+def input_set(method: str) -> StructuredZonotope:
+    """The box of radius 0.02 around the centre, as the method starts with it."""
+    return VARIANTS[method].start(CENTRE, torch.diag_embed(torch.full_like(CENTRE, RADIUS)))
+
+
+def bound(method: str) -> StructuredZonotope:
+    """The attention block's output set."""
+    return VARIANTS[method].step(BLOCK, input_set(method))[0]
+
+
+def interval(z: StructuredZonotope, token: int = 0, feature: int = 0) -> tuple[float, float]:
+    low, high = z.c - z.radius, z.c + z.radius
+    return float(low[token, feature]), float(high[token, feature])
+
+
+def sampled_inputs(count: int = 40_000, seed: int = 0) -> Tensor:
+    """Inputs of the box, (count, 2, 2): half of them on its faces, where extremes are."""
+    g = torch.Generator().manual_seed(seed)
+    noise = 2 * torch.rand(count, 2, 2, generator=g, dtype=torch.float64) - 1
+    on_face = torch.rand(count, 2, 2, generator=g, dtype=torch.float64) < 0.5
+    noise[::2] = torch.where(on_face[::2], noise[::2].sign(), noise[::2])
+    return CENTRE + RADIUS * noise
+
+
+@dataclass(frozen=True)
+class FirstToken:
+    """Sampled values of the first token behind one step, and the fused transform's bounds of them (centre, radius)."""
+
+    title: str
+    samples: Tensor  # (count, 2)
+    outline: Tensor  # (corners, 2): the boundary of the bound, a zonotope
+
+
+def first_token_projections() -> list[FirstToken]:
+    """The lower row of the paper's figure: LayerNorm, scores, softmax, and the block's output, fused."""
+    z, x = input_set("A"), sampled_inputs(4000)
+    bounds = attention_bounds(BLOCK, z)
+    n = BLOCK.norm(x)
+    Q, K, V = map(BLOCK.split_heads, (n @ BLOCK.w_qkv + BLOCK.b_qkv).chunk(3, dim=-1))
+    scores = (Q @ K.transpose(-1, -2)) * BLOCK.scale
+    norm, point, out = bounds.norm, bounds.point, bound("A")
+    U = (point.Q @ point.K.transpose(-1, -2)) * BLOCK.scale
+    T_U = bounds.f["U"] + bounds.R["U"]
+    norm_generators = torch.cat([norm.jacobian(z.G.transpose(0, 1))[0], norm.error_generators()[0]])
+    out_generators = torch.cat([out.G[:, 0], out.L[0], torch.diag(out.b[0])])
+    P_box = torch.diag(bounds.softmax.total[0, 0])
+    return [
+        FirstToken("LayerNorm", n[:, 0], zonogon(norm.centre[0], norm_generators)),
+        FirstToken("scores", scores[:, 0, 0], zonogon(U[0, 0], torch.diag(T_U[0, 0]))),
+        FirstToken("softmax", scores.softmax(-1)[:, 0, 0], zonogon(point.P[0, 0], P_box)),
+        FirstToken("output", BLOCK(x)[:, 0], zonogon(out.c[0], out_generators)),
+    ]
+
+
+def zonogon(centre: Tensor, generators: Tensor) -> Tensor:
+    """The corners, in order, of the planar zonotope with this centre (2,) and these generators (n, 2)."""
+    g = generators[generators.abs().sum(-1) > 0]
+    if len(g) == 0:
+        return centre[None]
+    g = torch.where(((g[:, 1] < 0) | ((g[:, 1] == 0) & (g[:, 0] < 0)))[:, None], -g, g)  # into the upper half plane
+    g = g[torch.atan2(g[:, 1], g[:, 0]).argsort()]
+    start = centre - g.sum(0)
+    up = start + torch.cat([torch.zeros_like(start)[None], 2 * g.cumsum(0)])
+    down = 2 * centre - up
+    return torch.cat([up, down[1:]])
