@@ -81,17 +81,14 @@ def _proved(ax: Any, study: Study) -> None:
 
 def _margins(ax: Any, study: Study) -> None:
     for method in METHODS:
-        values = [study.median_margin(method, r) for r in RADII]
-        shown = [(r, v) for r, v in zip(RADII, values, strict=True) if v > 0]
-        if shown:
-            ax.plot(*zip(*shown, strict=True), "o-", color=COLOURS[method], label=method, lw=2)
+        values = [max(0.0, study.median_margin(method, r)) for r in RADII]  # a margin below 0 certifies nothing
+        ax.plot(RADII, values, "o-", color=COLOURS[method], label=method, lw=2, clip_on=False)
     ax.set(xscale="log", xlabel="radius", ylabel="certified margin to the nearest rival", title="Median margin")
-    ax.set_xlim(RADII[0] / 1.3, RADII[-1] * 1.3)
     ax.set_ylim(bottom=0)
 
 
 def _widths(ax: Any, study: Study) -> None:
-    radius = RADII[2]
+    radius = RADII[1]
     for method in METHODS:
         ledgers = [r.ledger for (m, rad, _), r in study.results.items() if m == method and rad == radius]
         if not ledgers:

@@ -15,7 +15,7 @@ from zonogpt.spec.spec import image_ball
 from zonogpt.verify import verify
 
 METHODS = ("A", "F", "D", "M", "A-literal")
-RADII = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
+RADII = (3e-5, 1e-4, 3e-4, 1e-3)
 
 
 @dataclass(frozen=True)

@@ -88,21 +88,24 @@ def affine_gelu(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return slope, mid, half.clamp(min=0) + 16 * torch.finfo(low.dtype).eps * size
 
 
+def _nodes(low: Tensor, high: Tensor) -> Tensor:
+    """(33, ...): the ends of 32 pieces; neighbours share an end, so they leave no gap."""
+    at = torch.arange(N_PIECES + 1, dtype=low.dtype, device=low.device) / N_PIECES
+    nodes = low + at.reshape(-1, *[1] * low.dim()) * (high - low)
+    nodes[-1] = high
+    return nodes
+
+
 def _interpolation_residual(low: Tensor, high: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
     """Bounds of g(t) - slope t from its values at 33 nodes and the signed curvature between them."""
-    step = (high - low) / N_PIECES
-    left, q_left = low, gelu(low) - slope * low
-    r_low, r_high = torch.full_like(low, math.inf), torch.full_like(low, -math.inf)
-    for piece in range(1, N_PIECES + 1):
-        right = high if piece == N_PIECES else low + piece * step
-        q_right = gelu(right) - slope * right
-        bend_low, bend_high = curvature_range(left, right)
-        # A function with second derivative in [l, u] leaves its chord by [-u w^2/8, -l w^2/8].
-        w2 = (right - left).square() / 8
-        r_low = torch.minimum(r_low, torch.minimum(q_left, q_right) - bend_high.clamp(min=0) * w2)
-        r_high = torch.maximum(r_high, torch.maximum(q_left, q_right) - bend_low.clamp(max=0) * w2)
-        left, q_left = right, q_right
-    return r_low, r_high
+    nodes = _nodes(low, high)
+    q = gelu(nodes) - slope * nodes
+    bend_low, bend_high = curvature_range(nodes[:-1], nodes[1:])
+    # A function with second derivative in [l, u] leaves its chord by [-u w^2/8, -l w^2/8].
+    w2 = (nodes[1:] - nodes[:-1]).square() / 8
+    r_low = torch.minimum(q[:-1], q[1:]) - bend_high.clamp(min=0) * w2
+    r_high = torch.maximum(q[:-1], q[1:]) - bend_low.clamp(max=0) * w2
+    return r_low.amin(0), r_high.amax(0)
 
 
 def _relu_residual(low: Tensor, high: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,12 +120,6 @@ def _relu_residual(low: Tensor, high: Tensor, slope: Tensor) -> tuple[Tensor, Te
 
 def curvature_bound(low: Tensor, high: Tensor) -> Tensor:
     """C_g with |g''(t)| <= C_g for every t in [low, high], elementwise, over 32 pieces."""
-    step = (high - low) / N_PIECES
-    worst = torch.zeros_like(low)
-    for piece in range(N_PIECES):
-        # Shared ends are computed by one expression, so the pieces leave no gap.
-        left = low + piece * step
-        right = high if piece == N_PIECES - 1 else low + (piece + 1) * step
-        bend_low, bend_high = curvature_range(left, right)
-        worst = torch.maximum(worst, torch.maximum(bend_low.abs(), bend_high.abs()))
-    return worst
+    nodes = _nodes(low, high)
+    bend_low, bend_high = curvature_range(nodes[:-1], nodes[1:])
+    return torch.maximum(bend_low.abs(), bend_high.abs()).amax(0)
