@@ -60,21 +60,22 @@ def image_config(**changes: object) -> GPT2Config:
 
 
 def image_model(seed: int = 0, cfg: GPT2Config | None = None) -> zonogpt.GPT2ForImageClassification:
-    return shaken(zonogpt.GPT2ForImageClassification(cfg or image_config()), seed)
+    return shaken(zonogpt.GPT2ForImageClassification, cfg or image_config(), seed)
 
 
 def text_classifier(seed: int = 0, cfg: GPT2Config | None = None) -> GPT2ForSequenceClassification:
-    return shaken(GPT2ForSequenceClassification(cfg or config(pad_token_id=0)), seed)
+    return shaken(GPT2ForSequenceClassification, cfg or config(pad_token_id=0), seed)
 
 
 def language_model(seed: int = 0, cfg: GPT2Config | None = None) -> GPT2LMHeadModel:
-    return shaken(GPT2LMHeadModel(cfg or config()), seed)
+    return shaken(GPT2LMHeadModel, cfg or config(), seed)
 
 
-def shaken(model, seed: int, size: float = 0.3):  # type: ignore[no-untyped-def]
-    """The model with every parameter moved at random, so that no bias is zero and no LayerNorm trivial."""
-    g = generator(seed)
+def shaken(architecture, cfg: GPT2Config, seed: int, size: float = 0.3):  # type: ignore[no-untyped-def]
+    """A new model with every parameter moved at random, so that no bias is zero and no LayerNorm trivial."""
+    torch.manual_seed(seed)  # transformers initialises from the global generator
+    model = architecture(cfg)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += size * torch.randn(parameter.shape, generator=g)
+            parameter += size * torch.randn(parameter.shape)
     return model.eval()

@@ -72,8 +72,8 @@ def test_real_widths(width, heads):
     cfg = image_config(**sizes, num_labels=10)
     cfg.image_size, cfg.patch_size = (28, 28), (1, 28)
     assert image_difference(zonogpt.GPT2ForImageClassification(cfg).eval()) < 1e-5
-    classifier = GPT2ForSequenceClassification(config(**sizes, pad_token_id=0)).eval()
-    assert text_difference(shaken(classifier, 0, size=0.01), ids) < 1e-5
+    classifier = shaken(GPT2ForSequenceClassification, config(**sizes, pad_token_id=0), 0, size=0.01)
+    assert text_difference(classifier, ids) < 1e-5
     assert text_difference(GPT2LMHeadModel(config(**sizes)).eval(), ids) < 1e-5
 
 

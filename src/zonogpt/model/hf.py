@@ -170,7 +170,8 @@ def _text_head(weights: Weights, config: Any, architecture: str, embedding: Toke
         return weights.take("score.weight", None, config.n_embd)
     if "lm_head.weight" not in weights and getattr(config, "tie_word_embeddings", True):
         return embedding.tokens
-    return weights.take("lm_head.weight", None, config.n_embd)
+    weight = weights.take("lm_head.weight", None, config.n_embd)
+    return embedding.tokens if torch.equal(weight, embedding.tokens) else weight  # tied: one tensor, not two
 
 
 def _layer(weights: Weights, config: Any, layer: int) -> tuple[AttentionBlock, MlpBlock]:

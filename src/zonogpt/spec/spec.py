@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from numbers import Real
 
 import torch
-from torch import Tensor
 
 from zonogpt.errors import SpecError
 from zonogpt.model.ir import Model, TokenEmbedding, as_ids, as_image
@@ -101,10 +100,10 @@ def check_positions(positions: Iterable[int], n_ids: int, n_read: int) -> tuple[
 
 def _spec(model: Model, box: PixelBox | EmbeddingBox, radius: float, label: int | None) -> Spec:
     if label is None:
-        label = int(clean_output(model, box).argmax())
-    return Spec(box, margin_claim(label, model.n_outputs), float(radius), label, model.n_outputs)
-
-
-def clean_output(model: Model, box: PixelBox | EmbeddingBox) -> Tensor:
-    """The model's outputs at the unperturbed input, (outputs,), in the model's dtype."""
-    return model.forward(box.embed(box.anchor).to(model.dtype))
+        with torch.no_grad():
+            output = model.forward(box.embed(box.anchor).to(model.dtype))
+        if not bool(output.isfinite().all()):
+            raise SpecError("the model's own output is NaN or infinite on this input: there is no answer to keep")
+        label = int(output.argmax())
+    claim = margin_claim(label, model.n_outputs)
+    return Spec(box, claim, float(radius), claim.label, model.n_outputs)

@@ -1,0 +1,190 @@
+"""verify(): verdicts, options, timeouts, non-finite bounds, and results as JSON."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+from builders import image_model, language_model
+
+import zonogpt
+from zonogpt.errors import OptionError, SpecError
+from zonogpt.tensors import map_tensors
+from zonogpt.verify import judge
+
+IMAGE = torch.rand(6, 4, generator=torch.Generator().manual_seed(5))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return zonogpt.load(image_model())
+
+
+def test_verified_unknown_and_falsified(model):
+    small = zonogpt.verify(model, zonogpt.image_ball(model, IMAGE, 1e-5))
+    assert small.status == "verified"
+    assert (small.margins > 0).all()
+    large = zonogpt.verify(model, zonogpt.image_ball(model, IMAGE, 0.5))
+    assert large.status == "unknown"
+    assert "not certified" in large.reason
+    other = (small.label + 1) % 3
+    wrong = zonogpt.verify(model, zonogpt.image_ball(model, IMAGE, 1e-5, label=other))
+    assert wrong.status == "falsified"
+    assert wrong.counterexample.shape == (6, 4)
+    assert int(zonogpt.logits(model, wrong.counterexample.float()).argmax()) != other
+    assert wrong.margins.tolist() == [-math.inf] * 2
+
+
+def test_result_fields(model):
+    result = zonogpt.verify(model, zonogpt.image_ball(model, IMAGE, 1e-4), method="F")
+    assert (result.method, result.radius, result.dtype, result.device) == ("F", 1e-4, "float64", "cpu")
+    assert result.margins.dtype == torch.float64
+    assert result.seconds > 0
+    assert result.peak_bytes > 1 << 20
+
+
+def test_ledger_names_every_block_and_adds_up(model):
+    result = zonogpt.verify(model, zonogpt.image_ball(model, IMAGE, 1e-4))
+    ledger = result.ledger
+    assert ledger.blocks() == [1, 2, 3, 4, 5]
+    steps = {e.block: [x.step for x in ledger.entries if x.block == e.block] for e in ledger.entries}
+    assert steps[1] == ["carried", "cross-token", "layernorm", "softmax", "product", "reduction"]
+    assert steps[2] == ["carried", "layernorm", "gelu", "reduction"]
+    assert steps[5] == ["carried", "layernorm"]
+    assert all(e.width >= 0 and math.isfinite(e.width) for e in ledger.entries)
+    # what the head loses is exactly the gap between the margin at the centre and the certified one
+    spec = zonogpt.image_ball(model, IMAGE, 1e-4)
+    centre = (spec.input.lower + spec.input.upper) / 2
+    wide = map_tensors(model, lambda t: t.double())
+    gap = (spec.claim.margins(wide.forward(spec.input.embed(centre))) - result.margins).mean()
+    assert ledger.total(5) == pytest.approx(float(gap), rel=0.05)
+
+
+def test_ledger_total_is_the_radius(model):
+    from zonogpt.domains.structured import convert
+    from zonogpt.methods.structured import VARIANTS
+
+    wide = map_tensors(model, lambda t: t.double())
+    for name, variant in VARIANTS.items():
+        z = variant.initial(zonogpt.image_ball(model, IMAGE, 1e-3), torch.float64)
+        for block in wide.blocks:
+            z, widths = variant.step(block, convert(z))
+            assert sum(widths.values()) == pytest.approx(float(z.radius.mean()), rel=1e-9), name
+
+
+def test_progress_is_reported(model):
+    seen = []
+    zonogpt.verify(model, zonogpt.image_ball(model, IMAGE, 1e-4), on_block=seen.append)
+    assert [(p.block, p.blocks, p.kind) for p in seen] == [
+        (1, 4, "attention"), (2, 4, "mlp"), (3, 4, "attention"), (4, 4, "mlp"),
+    ]  # fmt: skip
+
+
+def test_timeout(model):
+    result = zonogpt.verify(model, zonogpt.image_ball(model, IMAGE, 1e-4), timeout=1e-9)
+    assert result.status == "timeout"
+    assert "block 1 of 4" in result.reason
+    assert result.margins.tolist() == [-math.inf] * 2
+
+
+@pytest.mark.parametrize("method", list(zonogpt.METHODS))
+def test_overflow_is_unknown_and_names_its_place(method):
+    """Finite weights whose products overflow: the verdict says where, it does not invent a bound."""
+    hf = image_model()
+    with torch.no_grad():
+        hf.transformer.h[1].attn.c_attn.weight *= 1e36
+    model = zonogpt.load(hf)
+    label = int(zonogpt.logits(zonogpt.load(hf.double()), IMAGE.double()).argmax())  # float64 does not overflow
+    spec = zonogpt.image_ball(model, IMAGE, 1e-4, label=label)
+    result = zonogpt.verify(model, spec, method=method, dtype="float32")
+    assert result.status == "unknown"
+    assert "block 3 (attention)" in result.reason
+    assert "step" in result.reason
+    assert result.margins.tolist() == [-math.inf] * 2
+
+
+def test_overflow_in_the_head_is_named_too():
+    hf = image_model()
+    label = zonogpt.image_ball(zonogpt.load(hf), IMAGE, 0.1).label
+    with torch.no_grad():
+        hf.classifier.weight *= 3e38
+        hf.classifier.bias.zero_()
+    model = zonogpt.load(hf)
+    result = zonogpt.verify(model, zonogpt.image_ball(model, IMAGE, 0.1, label=label), dtype="float32")
+    assert result.status == "unknown"
+    assert "head" in result.reason
+
+
+def test_no_prediction_without_a_finite_output():
+    hf = image_model()
+    with torch.no_grad():
+        hf.classifier.weight.fill_(3e38)
+    with pytest.raises(SpecError, match="no answer to keep"):
+        zonogpt.image_ball(zonogpt.load(hf), IMAGE, 0.1)
+
+
+def test_huge_radius_stays_finite_through_the_caps():
+    model = zonogpt.load(language_model())
+    spec = zonogpt.embedding_ball(model, [3, 5, 1], [0, 1], 1e12)
+    for method in zonogpt.METHODS:
+        result = zonogpt.verify(model, spec, method=method)
+        assert result.status == "unknown"
+        assert result.margins.isfinite().all()
+
+
+def test_judge_never_accepts_nan():
+    assert judge(torch.tensor([1.0, math.nan]))[0] == "unknown"
+    assert judge(torch.tensor([1.0, 0.0]))[0] == "unknown"
+    assert judge(torch.tensor([1.0, 1e-300], dtype=torch.float64))[0] == "verified"
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"method": "Z"}, "A, F, M, D"),
+        ({"dtype": "float16"}, "float64"),
+        ({"dtype": torch.bfloat16}, "bfloat16"),
+        ({"device": "toaster"}, "toaster"),
+        ({"timeout": -1}, "timeout"),
+        ({"timeout": math.nan}, "timeout"),
+        ({"budget_bytes": 0}, "budget"),
+        ({"budget_bytes": 1.5}, "budget"),
+    ],
+)
+def test_bad_options(model, options, word):
+    with pytest.raises(OptionError, match=word):
+        zonogpt.verify(model, zonogpt.image_ball(model, IMAGE, 1e-4), **options)
+
+
+def test_spec_of_another_model_is_refused(model):
+    from builders import image_config
+
+    other = zonogpt.load(image_model(0, image_config(n_embd=24)))
+    with pytest.raises(SpecError, match="another model"):
+        zonogpt.verify(other, zonogpt.image_ball(model, IMAGE, 1e-4))
+
+
+@pytest.mark.parametrize("label", [None, 0, 1, 2])
+def test_json_round_trip(model, label):
+    result = zonogpt.verify(model, zonogpt.image_ball(model, IMAGE, 1e-4, label=label))
+    text = result.to_json()
+    assert "Infinity" not in text
+    assert "NaN" not in text
+    assert json.loads(text)["status"] == result.status
+    again = zonogpt.Result.from_json(text)
+    for field in dataclasses.fields(result):
+        ours, theirs = getattr(result, field.name), getattr(again, field.name)
+        if isinstance(ours, torch.Tensor):
+            assert torch.equal(ours, theirs), field.name
+        else:
+            assert ours == theirs, field.name
+
+
+def test_tf32_setting_is_left_as_it_was(model):
+    torch.set_float32_matmul_precision("high")
+    try:
+        zonogpt.verify(model, zonogpt.image_ball(model, IMAGE, 1e-4))
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
