@@ -18,8 +18,16 @@ import zonogpt
 
 def small_width_model(blocks: int) -> zonogpt.Model:
     torch.manual_seed(0)
-    config = GPT2Config(n_embd=768, n_head=12, n_layer=blocks, n_positions=28, vocab_size=1, num_labels=10,
-                        bos_token_id=None, eos_token_id=None)
+    config = GPT2Config(
+        n_embd=768,
+        n_head=12,
+        n_layer=blocks,
+        n_positions=28,
+        vocab_size=1,
+        num_labels=10,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     config.image_size, config.patch_size = (28, 28), (1, 28)
     return zonogpt.load(zonogpt.GPT2ForImageClassification(config).eval())
 
@@ -38,9 +46,17 @@ def main() -> None:
     clean = spec.claim.margins(zonogpt.logits(model, image[0])).min().item()
     for method in args.methods.split(","):
         result = zonogpt.verify(model, spec, method=method, dtype=args.dtype, device=args.device)
-        row = {"method": method, "blocks": args.blocks, "radius": args.radius, "dtype": args.dtype,
-               "status": result.status, "clean_margin": round(clean, 6), "certified_margin": round(float(result.margins.min()), 6),
-               "seconds": round(result.seconds, 1), "peak_gib": round(result.peak_bytes / 2**30, 2)}
+        row = {
+            "method": method,
+            "blocks": args.blocks,
+            "radius": args.radius,
+            "dtype": args.dtype,
+            "status": result.status,
+            "clean_margin": round(clean, 6),
+            "certified_margin": round(float(result.margins.min()), 6),
+            "seconds": round(result.seconds, 1),
+            "peak_gib": round(result.peak_bytes / 2**30, 2),
+        }
         print(json.dumps(row), flush=True)
 
 

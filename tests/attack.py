@@ -1,4 +1,4 @@
-"""A gradient attack on the exact model, for the one question that matters: does any input go below a certified margin?"""
+"""A gradient attack on the exact model, for the question that matters: is any input below a certified margin?"""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import zonogpt
 from zonogpt.tensors import moved
 
 
-def attacked_margins(model: zonogpt.Model, spec: zonogpt.Spec, restarts: int = 6, steps: int = 30, seed: int = 0) -> Tensor:
+def attacked_margins(
+    model: zonogpt.Model, spec: zonogpt.Spec, restarts: int = 6, steps: int = 30, seed: int = 0
+) -> Tensor:
     """(K,): the smallest margin of each row that projected gradient descent finds in the input set, in float64.
 
     Starts at sign vertices and at the centre; every row has its own batch of restarts.

@@ -34,7 +34,11 @@ def attention_block(seed: int, d: int = 6, n_heads: int = 2, causal: bool = True
 def mlp_block(seed: int, d: int = 6, hidden: int = 12, scale: float = 0.8) -> MlpBlock:
     g = generator(seed)
     return MlpBlock(
-        layer_norm(g, d), scale * randn(g, d, hidden), randn(g, hidden), scale * randn(g, hidden, d), randn(g, d)
+        layer_norm(g, d),
+        scale * randn(g, d, hidden),
+        randn(g, hidden),
+        scale * randn(g, hidden, d),
+        randn(g, d),
     )
 
 

@@ -76,7 +76,11 @@ def assert_symbolic_containment(
 
 
 def assert_bounded(
-    quantity: Callable[[Noise], Tensor], bound: Tensor, z: StructuredZonotope, seed: int = 0, size: float = 1.0
+    quantity: Callable[[Noise], Tensor],
+    bound: Tensor,
+    z: StructuredZonotope,
+    seed: int = 0,
+    size: float = 1.0,
 ) -> None:
     """|quantity(noise)| <= bound entry by entry; quantity maps noise to (B, *bound.shape), `size` is its natural scale.
 

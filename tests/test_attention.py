@@ -2,12 +2,17 @@
 
 import pytest
 import torch
+
 from builders import attention_block, generator, randn, zonotope
 from containment import Noise, assert_bounded, assert_symbolic_containment, point
-
 from zonogpt.domains import chunks
 from zonogpt.domains.structured import StructuredZonotope
-from zonogpt.transforms.attention import attention_bounds, fused_attention, recentred_generators, weighted_median
+from zonogpt.transforms.attention import (
+    attention_bounds,
+    fused_attention,
+    recentred_generators,
+    weighted_median,
+)
 from zonogpt.transforms.attention_point import attention_point
 from zonogpt.transforms.decomposed_attention import decomposed_attention, operator_radii
 from zonogpt.transforms.layernorm import layernorm_bounds
@@ -245,7 +250,13 @@ def test_decomposed_operators(radius, causal):
     norm = layernorm_bounds(block.norm, z)
     p = attention_point(block, norm.centre)
     r = operator_radii(p, norm, z)
-    kept = {"Q": r.kept_Q, "K": r.kept_K, "V": r.kept_V, "U": r.kept_U, "P": r.kept_P * r.softmax.sloped[..., None]}
+    kept = {
+        "Q": r.kept_Q,
+        "K": r.kept_K,
+        "V": r.kept_V,
+        "U": r.kept_U,
+        "P": r.kept_P * r.softmax.sloped[..., None],
+    }
     interval = {"Q": r.b_Q, "K": r.b_K, "V": r.b_V, "U": r.b_U, "P": r.b_P}
     for name in "QKVUP":
         centre = quantities(block, norm.centre)[name]
@@ -254,6 +265,4 @@ def test_decomposed_operators(radius, causal):
             return quantities(block, block.norm(point(z, noise)))[name] - centre
 
         assert_bounded(change, kept[name] + interval[name], z)
-    assert_bounded(
-        lambda noise: quantities(block, block.norm(point(z, noise)))["P"] - p.P, r.softmax.total, z
-    )
+    assert_bounded(lambda noise: quantities(block, block.norm(point(z, noise)))["P"] - p.P, r.softmax.total, z)

@@ -1,14 +1,14 @@
-"""The structured zonotope: conversion keeps the set, reduction and casts only widen it, the pool rule is the paper's."""
+"""The structured zonotope: conversion keeps the set, reduction and casts widen it, the pool rule is the paper's."""
 
 import dataclasses
 
 import pytest
 import torch
-from builders import generator, randn, zonotope
-from containment import directions, point, random_noise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builders import generator, randn, zonotope
+from containment import directions, point, random_noise
 from zonogpt.domains.chunks import chunks
 from zonogpt.domains.finite import NonFiniteBoundError, require_finite
 from zonogpt.domains.structured import (
@@ -112,7 +112,8 @@ def test_cast_to_float32_loses_nothing():
 
 
 @pytest.mark.parametrize(
-    ("S", "d", "expected"), [(28, 768, 6241), (28, 1024, 4681), (32, 768, 5461), (32, 1024, 4096), (512, 4096, 64)]
+    ("S", "d", "expected"),
+    [(28, 768, 6241), (28, 1024, 4681), (32, 768, 5461), (32, 1024, 4096), (512, 4096, 64)],
 )
 def test_pool_rule_gives_the_papers_numbers(S, d, expected):
     assert generator_limit(S, d) == expected

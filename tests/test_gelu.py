@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from builders import generator
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builders import generator
 from zonogpt.transforms.gelu import (
     _interpolation_residual,
     _relu_residual,

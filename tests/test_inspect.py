@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from builders import config, image_config, language_model
 from transformers import GPT2LMHeadModel
 
 import zonogpt
+from builders import config, image_config, language_model
 from zonogpt.domains.structured import generator_limit
 from zonogpt.errors import OptionError
-from zonogpt.methods.structured import VARIANTS
 from zonogpt.inspection import dense_bytes, structured_bytes
+from zonogpt.methods.structured import VARIANTS
 from zonogpt.tensors import map_tensors
 
 GIB = 2**30

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from builders import generator, layer_norm, randn, zonotope
-from containment import assert_bounded, assert_symbolic_containment, point
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builders import generator, layer_norm, randn, zonotope
+from containment import assert_bounded, assert_symbolic_containment, point
 from zonogpt.domains.structured import StructuredZonotope, from_promoted
 from zonogpt.model.ir import LayerNorm
 from zonogpt.transforms.layernorm import layernorm_bounds, layernorm_range, rho_remainders, taylor_remainder
@@ -38,7 +38,9 @@ def check_contract(norm, z, seed=0):
     assert_bounded(linear, bounds.r_N, z, seed)
     assert_bounded(error, bounds.R_N, z, seed)
     assert_bounded(normalised_error, bounds.R_hat, z, seed)
-    assert_bounded(lambda noise: normalised_error(noise).mean(-1), torch.zeros(z.n_tokens, dtype=torch.float64), z, seed)
+    assert_bounded(
+        lambda noise: normalised_error(noise).mean(-1), torch.zeros(z.n_tokens, dtype=torch.float64), z, seed
+    )
     out = StructuredZonotope(
         bounds.centre,
         bounds.jacobian(z.G.transpose(0, 1)).transpose(0, 1),
@@ -71,9 +73,7 @@ def test_contract_where_one_term_rules(along, size):
     assert bool(bounds.sloped.all())
 
 
-@given(
-    a0=st.floats(1e-5, 10), lin=st.floats(-0.99, 0.99), quad=st.floats(0, 2), slack=st.floats(0.3, 1)
-)
+@given(a0=st.floats(1e-5, 10), lin=st.floats(-0.99, 0.99), quad=st.floats(0, 2), slack=st.floats(0.3, 1))
 def test_rho_remainders(a0, lin, quad, slack):
     """Each of A, B and the two forms of d_rho alone: the sharp corners of (lin, quad) are among the examples."""
     t = [torch.tensor([x], dtype=torch.float64) for x in (a0, a0 * lin, a0 * quad)]

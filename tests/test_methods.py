@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
+
+import zonogpt
 from attack import attacked_margins
 from builders import config, image_config, image_model, language_model, text_classifier
 from containment import assert_symbolic_containment
-
-import zonogpt
 from zonogpt.methods.structured import TABLE, VARIANTS, pool_limit
 
 METHODS = list(zonogpt.METHODS)

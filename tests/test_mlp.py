@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+
 from builders import mlp_block, zonotope
 from containment import assert_bounded, assert_symbolic_containment, point
-
 from zonogpt.domains import chunks
 from zonogpt.domains.structured import StructuredZonotope
 from zonogpt.transforms.layernorm import layernorm_bounds
@@ -28,7 +28,10 @@ def test_single_generator(transform, m, q):
     """With one symbol the bounds are nearly attained: a dropped term shows."""
     for seed in range(6):
         for radius in (0.02, 0.2, 0.6):
-            block, z = mlp_block(seed, d=3, hidden=3, scale=1.5), zonotope(seed + 40, S=2, d=3, m=m, q=q, radius=radius)
+            block, z = (
+                mlp_block(seed, d=3, hidden=3, scale=1.5),
+                zonotope(seed + 40, S=2, d=3, m=m, q=q, radius=radius),
+            )
             out, _ = transform(block, z)
             assert_symbolic_containment(block, z, out, seed)
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from builders import config, image_config, image_model, language_model, shaken, text_classifier
 from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel
 
 import zonogpt
+from builders import config, image_config, image_model, language_model, shaken, text_classifier
 
 IDS = [3, 5, 1, 12, 7]
 
@@ -46,7 +46,9 @@ def test_config_variations(changes):
 
 
 @pytest.mark.parametrize(
-    "ids", [[3, 5, 1, 0, 0], [0, 0, 3, 5], [0, 3, 0, 5, 0], [4], [0, 0]], ids=["right", "left", "both", "one", "only"]
+    "ids",
+    [[3, 5, 1, 0, 0], [0, 0, 3, 5], [0, 3, 0, 5, 0], [4], [0, 0]],
+    ids=["right", "left", "both", "one", "only"],
 )
 def test_padding_follows_transformers(ids):
     """The classifier reads the last token that is not padding (pad id 0 here); earlier padding is an ordinary token."""

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from builders import generator, randn
 
+from builders import generator, randn
 from zonogpt.transforms.softmax import (
     _others,
     softmax_bounds,

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from builders import generator, image_model, language_model, randn, text_classifier
 
 import zonogpt
+from builders import generator, image_model, language_model, randn, text_classifier
 from zonogpt.errors import SpecError
 from zonogpt.spec.inputs import centre_and_radius
 

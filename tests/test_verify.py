@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from builders import image_model, language_model
 
 import zonogpt
+from builders import image_model, language_model
 from zonogpt.errors import OptionError, SpecError
 from zonogpt.tensors import map_tensors
 from zonogpt.verify import judge

@@ -57,12 +57,23 @@ def main() -> None:
     torch.manual_seed(SEED)
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    data = {s: read_idx(args.mnist / f"{s}-idx{'3' if 'images' in s else '1'}-ubyte.gz")
-            for s in ("train-images", "train-labels", "t10k-images", "t10k-labels")}
+    data = {
+        s: read_idx(args.mnist / f"{s}-idx{'3' if 'images' in s else '1'}-ubyte.gz")
+        for s in ("train-images", "train-labels", "t10k-images", "t10k-labels")
+    }
 
     config = GPT2Config(
-        n_embd=64, n_layer=2, n_head=4, n_positions=7, vocab_size=1, num_labels=10,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None,
+        n_embd=64,
+        n_layer=2,
+        n_head=4,
+        n_positions=7,
+        vocab_size=1,
+        num_labels=10,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=None,
+        eos_token_id=None,
     )
     config.image_size, config.patch_size = (28, 28), (4, 28)
     model = GPT2ForImageClassification(config)
@@ -80,10 +91,21 @@ def main() -> None:
     chosen = torch.cat([order[labels[order] == digit][: N_SAMPLES // 10] for digit in range(10)])
     args.out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(args.out)
-    np.savez_compressed(args.out / "samples.npz", images=data["t10k-images"][chosen].numpy(),
-                        labels=labels[chosen].numpy().astype(np.uint8), indices=chosen.numpy())
-    card = {"test_accuracy": accuracy, "seed": SEED, "epochs": EPOCHS, "batch": BATCH, "rate": RATE,
-            "data": "MNIST (LeCun, Bottou, Bengio, Haffner 1998)", "command": "python tools/train_digits.py --mnist DIRECTORY"}
+    np.savez_compressed(
+        args.out / "samples.npz",
+        images=data["t10k-images"][chosen].numpy(),
+        labels=labels[chosen].numpy().astype(np.uint8),
+        indices=chosen.numpy(),
+    )
+    card = {
+        "test_accuracy": accuracy,
+        "seed": SEED,
+        "epochs": EPOCHS,
+        "batch": BATCH,
+        "rate": RATE,
+        "data": "MNIST (LeCun, Bottou, Bengio, Haffner 1998)",
+        "command": "python tools/train_digits.py --mnist DIRECTORY",
+    }
     (args.out / "training.json").write_text(json.dumps(card, indent=2) + "\n")
 
 

@@ -8,6 +8,8 @@
 'verified'
 """
 
+from typing import TYPE_CHECKING, Any
+
 from zonogpt._version import __version__
 from zonogpt.errors import ModelError, OptionError, SpecError, ZonoGptError
 from zonogpt.inspection import inspect
@@ -15,10 +17,12 @@ from zonogpt.methods import METHODS
 from zonogpt.model import zoo
 from zonogpt.model.hf import load
 from zonogpt.model.ir import Model, logits
-from zonogpt.model.vision import GPT2ForImageClassification
 from zonogpt.result import Ledger, LedgerEntry, Result
 from zonogpt.spec.spec import Spec, embedding_ball, image_ball
 from zonogpt.verify import verify
+
+if TYPE_CHECKING:
+    from zonogpt.model.vision import GPT2ForImageClassification
 
 __all__ = [
     "METHODS",
@@ -41,3 +45,12 @@ __all__ = [
     "verify",
     "zoo",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """GPT2ForImageClassification on first use: it pulls in transformers' modelling code, which proofs do not need."""
+    if name == "GPT2ForImageClassification":
+        from zonogpt.model.vision import GPT2ForImageClassification
+
+        return GPT2ForImageClassification
+    raise AttributeError(f"module 'zonogpt' has no attribute {name!r}")

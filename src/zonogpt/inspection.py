@@ -43,7 +43,7 @@ def inspect(
     dtype: str | torch.dtype | None = None,
     budget_bytes: int | None = None,
 ) -> Inspection:
-    """Sizes and predictions. For text: `tokens` ids (default: all positions), of which `positions` move (default: all)."""
+    """Sizes and predictions. For text: `tokens` ids (default: as many as fit), of which `positions` move (all)."""
     run_dtype = resolve_dtype(dtype)
     d = model.width
     hidden = next(block.w_1.shape[1] for block in model.blocks if isinstance(block, MlpBlock))

@@ -101,7 +101,10 @@ def judge(margins: Tensor) -> tuple[Status, str]:
     if bool((margins > 0).all()):
         return "verified", f"every margin is certified positive; the smallest is {margins[worst]:.4g}"
     failed = int((~(margins > 0)).sum())
-    return "unknown", f"{failed} of {len(margins)} margins are not certified; the lowest bound is {margins[worst]:.4g}"
+    return (
+        "unknown",
+        f"{failed} of {len(margins)} margins are not certified; the lowest bound is {margins[worst]:.4g}",
+    )
 
 
 def breaks_claim(model: Model, spec: Spec, raw: Tensor) -> bool:
@@ -136,8 +139,8 @@ def resolve_device(device: str | torch.device | None, model: Model) -> torch.dev
     return resolved
 
 
-def check_limits(timeout: float | None, budget_bytes: int | None) -> None:
-    if timeout is not None and (not isinstance(timeout, Real) or not timeout > 0):
+def check_limits(timeout: object, budget_bytes: object) -> None:
+    if timeout is not None and (not isinstance(timeout, Real) or not float(timeout) > 0):
         raise OptionError(f"the timeout must be a positive number of seconds; got {timeout!r}")
     if budget_bytes is not None and (not isinstance(budget_bytes, int) or budget_bytes < 1):
         raise OptionError(f"the budget must be a positive number of bytes; got {budget_bytes!r}")

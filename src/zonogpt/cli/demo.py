@@ -15,7 +15,9 @@ from zonogpt.demo import study, worked_example
 
 
 def demo(
-    example: Annotated[bool, typer.Option("--example", help="The paper's worked example instead of the digits.")] = False,
+    example: Annotated[
+        bool, typer.Option("--example", help="The paper's worked example instead of the digits.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Picture to write. Default: zonogpt-demo.png here.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:
@@ -30,8 +32,8 @@ def show_study(file: Path, quiet: bool) -> None:
     from zonogpt.demo.figures import draw_study  # matplotlib is slow to import
 
     with progress_bar(quiet) as bar:
-        task = bar.add_task("loading", total=len(study.METHODS) * 20)
-        found = study.run_study(lambda what: bar.update(task, advance=1, description=what))
+        task = bar.add_task("loading", total=None)
+        found = study.run_study(lambda what, total: bar.update(task, advance=1, total=total, description=what))
     n = len(found.labels)
     table = Table(
         "method",
@@ -51,7 +53,13 @@ def show_example(file: Path, quiet: bool) -> None:
     from zonogpt.demo.figures import draw_example
 
     sampled = worked_example.BLOCK(worked_example.sampled_inputs())[:, 0, 0]
-    table = Table("", "lower", "upper", "positive?", title="The paper's worked example: [A(x)]_11 over the box of radius 0.02")
+    table = Table(
+        "",
+        "lower",
+        "upper",
+        "positive?",
+        title="The paper's worked example: [A(x)]_11 over the box of radius 0.02",
+    )
     rows = {
         "sampled": (float(sampled.min()), float(sampled.max())),
         **{name: worked_example.interval(worked_example.bound(name)) for name in ("A", "A-literal", "D", "D-literal")},

@@ -27,7 +27,9 @@ def read_image(file: Path) -> Tensor:
     try:
         with Image.open(file) as picture:
             if picture.mode not in GREYSCALE:
-                raise SpecError(f"{file} has pixel mode {picture.mode}; 8-bit grey or colour is read, or a .npy of floats")
+                raise SpecError(
+                    f"{file} has pixel mode {picture.mode}; 8-bit grey or colour is read, or a .npy of floats"
+                )
             return torch.from_numpy(np.asarray(picture.convert("L"), dtype=np.float32) / 255)
     except (UnidentifiedImageError, OSError) as error:
         raise SpecError(f"{file} is not a readable picture: {error}") from error

@@ -53,7 +53,11 @@ def show(found: Inspection) -> None:
     table = Table("method", "what it does", "shared", "local", "predicted peak", box=None, pad_edge=False)
     for name, plan in found.plans.items():
         table.add_row(
-            name, METHODS[name].summary, f"{plan.shared:,}", f"{plan.local:,}", gib(plan.peak_bytes + found.weight_bytes)
+            name,
+            METHODS[name].summary,
+            f"{plan.shared:,}",
+            f"{plan.local:,}",
+            gib(plan.peak_bytes + found.weight_bytes),
         )
     console.print(table)
 

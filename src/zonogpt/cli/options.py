@@ -13,7 +13,7 @@ UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB
 
 
 def integers(text: str, name: str) -> list[int]:
-    """"5,17" -> [5, 17]."""
+    """ "5,17" -> [5, 17]."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
@@ -21,7 +21,7 @@ def integers(text: str, name: str) -> list[int]:
 
 
 def size(text: str | None) -> int | None:
-    """"512MiB" -> 536870912."""
+    """ "512MiB" -> 536870912."""
     if text is None:
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())

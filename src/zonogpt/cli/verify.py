@@ -26,7 +26,9 @@ EXIT = {"verified": 0, "unknown": 10, "falsified": 20, "timeout": 30}
 def verify(
     model: Annotated[str, typer.Argument(help="Directory from save_pretrained, or a hub name.")],
     radius: Annotated[float, typer.Option(help="How far every pixel, or embedding coordinate, may move.")],
-    image: Annotated[Path | None, typer.Option(help="Picture (.png) or array (.npy) of the model's image size.")] = None,
+    image: Annotated[
+        Path | None, typer.Option(help="Picture (.png) or array (.npy) of the model's image size.")
+    ] = None,
     text: Annotated[str | None, typer.Option(help="Text, read with the model's tokenizer.")] = None,
     ids: Annotated[str | None, typer.Option(help="Token ids, as 5,17,3.")] = None,
     positions: Annotated[str | None, typer.Option(help="Token positions that move, from 0, as 1,4.")] = None,

@@ -13,13 +13,13 @@ import matplotlib.pyplot as plt
 
 from zonogpt.demo.study import METHODS, RADII, Study
 from zonogpt.demo.worked_example import (
+    BLOCK,
     PAPER_FUSED,
     FirstToken,
     bound,
     first_token_projections,
     interval,
     sampled_inputs,
-    BLOCK,
 )
 
 COLOURS = {"A": "#0b6e4f", "F": "#3d8bd4", "D": "#e08e0b", "M": "#c0392b", "A-literal": "#7a8b99"}
@@ -54,11 +54,10 @@ def draw_study(study: Study, file: Path) -> None:
 
 
 def _digits(figure: Any, study: Study) -> None:
-    figure.suptitle(
-        "Twenty test digits: the largest radius at which A proves that no pixel change alters the answer", weight="bold"
-    )
-    axes = figure.subplots(2, 10)
-    for digit, ax in enumerate(axes.flat):
+    figure.suptitle("The largest radius at which A proves that no pixel change alters the answer", weight="bold")
+    n = len(study.labels)
+    axes = figure.subplots(2, (n + 1) // 2, squeeze=False)
+    for digit, ax in enumerate(axes.flat[:n]):
         radius = study.largest_radius("A", digit)
         ax.imshow(1 - study.images[digit].numpy(), cmap="gray", vmin=0, vmax=1)
         ax.set_xticks([])
@@ -98,7 +97,12 @@ def _widths(ax: Any, study: Study) -> None:
         means = [sum(ledger.total(b) for ledger in ledgers) / len(ledgers) for b in blocks]
         ax.plot(blocks, means, "o-", color=COLOURS[method], lw=2)
         ax.set_xticks(blocks, [f"{b}\n{kind}" for b, kind in zip(blocks, kinds, strict=True)])
-    ax.set(yscale="log", xlabel="residual block", ylabel="mean radius of a feature", title=f"Width at radius {radius:g}")
+    ax.set(
+        yscale="log",
+        xlabel="residual block",
+        ylabel="mean radius of a feature",
+        title=f"Width at radius {radius:g}",
+    )
 
 
 def draw_example(file: Path) -> None:

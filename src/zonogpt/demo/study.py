@@ -46,17 +46,20 @@ class Study:
         return sum(times) / len(times)
 
 
-def run_study(on_run: Callable[[str], None]) -> Study:
-    """Each method climbs the radii digit by digit and stops at the first it cannot prove: bounds only grow."""
+def run_study(on_digit: Callable[[str, int], None]) -> Study:
+    """Each method climbs the radii digit by digit and stops at the first it cannot prove: bounds only grow.
+
+    `on_digit` is told what comes next and how many steps there are in all.
+    """
     model = load(zoo.path("digits"))
     images, labels = zoo.samples("digits")
     results: dict[tuple[str, float, int], Result] = {}
     for method in METHODS:
         for digit in range(len(labels)):
+            on_digit(f"{method}, digit {digit + 1} of {len(labels)}", len(METHODS) * len(labels))
             for radius in RADII:
                 result = verify(model, image_ball(model, images[digit], radius, int(labels[digit])), method=method)
                 results[method, radius, digit] = result
                 if result.status != "verified":
                     break
-            on_run(f"{method}, digit {digit + 1} of {len(labels)}")
     return Study(images, labels, results)

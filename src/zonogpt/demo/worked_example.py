@@ -74,7 +74,7 @@ def first_token_projections() -> list[FirstToken]:
     z, x = input_set("A"), sampled_inputs(4000)
     bounds = attention_bounds(BLOCK, z)
     n = BLOCK.norm(x)
-    Q, K, V = map(BLOCK.split_heads, (n @ BLOCK.w_qkv + BLOCK.b_qkv).chunk(3, dim=-1))
+    Q, K, _ = map(BLOCK.split_heads, (n @ BLOCK.w_qkv + BLOCK.b_qkv).chunk(3, dim=-1))
     scores = (Q @ K.transpose(-1, -2)) * BLOCK.scale
     norm, point, out = bounds.norm, bounds.point, bound("A")
     U = (point.Q @ point.K.transpose(-1, -2)) * BLOCK.scale

@@ -77,7 +77,7 @@ def convert(z: StructuredZonotope) -> StructuredZonotope:
 
 
 def cast(z: StructuredZonotope, dtype: torch.dtype) -> StructuredZonotope:
-    """A superset of z in `dtype`: what rounding does to the centre and the generators joins the interval, rounded up."""
+    """A superset of z in `dtype`: what rounding does to centre and generators joins the interval, rounded up."""
     c, G, L = z.c.to(dtype), z.G.to(dtype), z.L.to(dtype)
     b = z.b + (z.c - c.to(z.c)).abs() + (z.G - G.to(z.c)).abs().sum(0) + (z.L - L.to(z.c)).abs().sum(1)
     up = b.to(dtype)

@@ -30,7 +30,9 @@ class Plan:
     peak_bytes: int  # of the generators and temporaries; the weights come on top
 
 
-def plan_structured(sizes: Sizes, fused_attention: bool, fused_mlp: bool, promoted: bool, limit: int, item: int) -> Plan:
+def plan_structured(
+    sizes: Sizes, fused_attention: bool, fused_mlp: bool, promoted: bool, limit: int, item: int
+) -> Plan:
     """Predicted generator counts and peak bytes; `item` is the number of bytes per coefficient."""
     d, softmax = sizes.width, sizes.n_heads * sizes.n_tokens
     m = min(sizes.n_inputs, limit) if promoted else 0

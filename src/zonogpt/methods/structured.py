@@ -107,7 +107,11 @@ TABLE = {
 
 VARIANTS = {
     name: StructuredMethod(
-        name, _ATTENTION[attention], _MLP[mlp], _START[start], f"{attention} attention, {mlp} MLP, {start} input"
+        name,
+        _ATTENTION[attention],
+        _MLP[mlp],
+        _START[start],
+        f"{attention} attention, {mlp} MLP, {start} input",
     )
     for name, (attention, mlp, start) in TABLE.items()
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -67,7 +67,7 @@ def read_tensors(folder: Path, architecture: str) -> dict[str, Tensor]:
     pickles = sorted(file.name for file in folder.glob("*.bin"))
     if pickles:
         raise ModelError(
-            f"{folder} holds {pickles[0]}: a pickle, which can run code when opened, so it is not read. Convert it with\n"
+            f"{folder} holds {pickles[0]}: a pickle, which can run code when opened, so it is refused. To convert it:\n"
             f'  python -c "from transformers import {architecture} as M;'
             f" M.from_pretrained('{folder}').save_pretrained('{folder}-safetensors')\""
         )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import GPT2Config, PreTrainedModel
+from transformers import GPT2Config
 
 from zonogpt.errors import ModelError
 from zonogpt.model import checkpoint
@@ -21,8 +21,11 @@ from zonogpt.model.ir import (
     Model,
     TokenEmbedding,
 )
-from zonogpt.model.vision import image_layout
+from zonogpt.model.layout import image_layout
 from zonogpt.tensors import moved
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ARCHITECTURES = ("GPT2ForSequenceClassification", "GPT2LMHeadModel", "GPT2ForImageClassification")
 
@@ -45,11 +48,8 @@ def load(source: str | Path | PreTrainedModel) -> Model:
     Half-precision weights are widened to float32, which is exact. Raises ModelError for anything that cannot be
     read or expressed.
     """
-    if isinstance(source, PreTrainedModel):
-        tensors = {name: tensor.detach().clone() for name, tensor in source.state_dict().items()}
-        return build(type(source).__name__, source.config, tensors, name=type(source).__name__)
     if not isinstance(source, str | Path):
-        raise ModelError(f"load takes a directory, a hub name or a transformers model, not {type(source).__name__}")
+        return _load_object(source)
     folder = checkpoint.find(source)
     raw = checkpoint.read_config(folder)
     if raw.get("model_type", "gpt2") != "gpt2":
@@ -63,6 +63,15 @@ def load(source: str | Path | PreTrainedModel) -> Model:
     return build(names[0], config, checkpoint.read_tensors(folder, names[0]), name=str(source))
 
 
+def _load_object(source: PreTrainedModel) -> Model:
+    from transformers import PreTrainedModel  # slow to import, and whoever has a model object has paid for it
+
+    if not isinstance(source, PreTrainedModel):
+        raise ModelError(f"load takes a directory, a hub name or a transformers model, not {type(source).__name__}")
+    tensors = {name: tensor.detach().clone() for name, tensor in source.state_dict().items()}
+    return build(type(source).__name__, source.config, tensors, name=type(source).__name__)
+
+
 def check_architecture(name: str) -> None:
     if name not in ARCHITECTURES:
         raise ModelError(f"architecture {name} is not supported; zonogpt reads {', '.join(ARCHITECTURES)}")
@@ -72,7 +81,9 @@ def check_config(config: Any) -> None:
     for name, allowed in EXPRESSIBLE.items():
         value = getattr(config, name, allowed[0])
         if value not in allowed:
-            raise ModelError(f"config.{name} = {value!r} cannot be expressed; supported: {', '.join(map(repr, allowed))}")
+            raise ModelError(
+                f"config.{name} = {value!r} cannot be expressed; supported: {', '.join(map(repr, allowed))}"
+            )
     if getattr(config, "quantization_config", None) is not None:
         raise ModelError("config.quantization_config is set: quantised weights cannot be expressed; load the full ones")
     if config.n_embd % config.n_head or min(config.n_embd, config.n_head, config.n_layer) < 1:

@@ -217,7 +217,9 @@ def as_ids(model: Model, ids: object) -> Tensor:
         raise SpecError(f"token ids must be a list of integers, not {type(ids).__name__}: {error}") from error
     vocabulary, n_positions = model.embedding.tokens.shape[0], model.embedding.positions.shape[0]
     if tensor.dim() != 1 or tensor.is_floating_point() or tensor.dtype == torch.bool or tensor.numel() == 0:
-        raise SpecError(f"token ids must be one non-empty list of integers; got {tensor.dtype} of shape {tuple(tensor.shape)}")
+        raise SpecError(
+            f"token ids must be one non-empty list of integers; got {tensor.dtype} of shape {tuple(tensor.shape)}"
+        )
     if tensor.numel() > n_positions:
         raise SpecError(f"{tensor.numel()} token ids, but this model has {n_positions} positions")
     if int(tensor.min()) < 0 or int(tensor.max()) >= vocabulary:

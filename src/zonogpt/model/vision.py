@@ -1,4 +1,7 @@
-"""GPT-2 as an image classifier, a Hugging Face model like any other."""
+"""GPT-2 as an image classifier, a Hugging Face model like any other.
+
+Imported only when asked for: transformers' modelling code takes seconds to import, and proofs do not need it.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2Model, GPT2PreTrainedModel
 from transformers.modeling_outputs import ImageClassifierOutput
 
-from zonogpt.errors import ModelError
-
-
-def image_layout(config: Any) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(image_size, patch_size) of a config, checked: both present, and whole patches that fit the positions."""
-    try:
-        (height, width), (ph, pw) = config.image_size, config.patch_size
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ModelError(
-            "an image classifier's config needs image_size and patch_size, each (height, width): for instance"
-            " config.image_size, config.patch_size = (28, 28), (4, 28)"
-        ) from error
-    if min(height, width, ph, pw) < 1 or height % ph or width % pw:
-        raise ModelError(f"patches of {(ph, pw)} do not tile an image of {(height, width)}")
-    n_tokens = (height // ph) * (width // pw)
-    if n_tokens > config.n_positions:
-        raise ModelError(f"{n_tokens} patches, but the config has n_positions = {config.n_positions}")
-    return (height, width), (ph, pw)
+from zonogpt.model.layout import image_layout
 
 
 class GPT2ForImageClassification(GPT2PreTrainedModel):  # type: ignore[misc]

@@ -12,7 +12,7 @@ from numbers import Real
 import torch
 
 from zonogpt.errors import SpecError
-from zonogpt.model.ir import Model, TokenEmbedding, as_ids, as_image
+from zonogpt.model.ir import ImageEmbedding, Model, TokenEmbedding, as_ids, as_image
 from zonogpt.spec.claims import LinearClaim, MarginClaim, linear_claim, margin_claim
 from zonogpt.spec.inputs import EmbeddingBox, PixelBox
 from zonogpt.tensors import moved
@@ -44,6 +44,7 @@ def image_ball(
     `image` is (height, width) with floats in [0, 1]; `label=None` means the model's own prediction.
     """
     pixels = as_image(model, image)
+    assert isinstance(model.embedding, ImageEmbedding)  # as_image checked it
     check_ball(radius, norm)
     low, high = map(float, clip)
     anchor = pixels.double()
@@ -76,8 +77,8 @@ def embedding_ball(
     return _spec(model, EmbeddingBox(base, at, anchor - radius, anchor + radius, anchor), radius, label)
 
 
-def check_ball(radius: float, norm: float) -> None:
-    if isinstance(radius, bool) or not isinstance(radius, Real) or not 0 <= radius < math.inf:
+def check_ball(radius: object, norm: float) -> None:
+    if isinstance(radius, bool) or not isinstance(radius, Real) or not 0 <= float(radius) < math.inf:
         raise SpecError(f"the radius must be a finite number, at least 0; got {radius!r}")
     if norm != math.inf:
         raise SpecError(f"norm {norm!r} is not supported; use inf")

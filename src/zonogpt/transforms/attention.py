@@ -105,7 +105,6 @@ def fused_attention(block: AttentionBlock, z: StructuredZonotope) -> tuple[Struc
     """
     bounds = attention_bounds(block, z)
     norm, point, sloped = bounds.norm, bounds.point, bounds.softmax.sloped
-    S, d = z.c.shape
 
     G = z.G.clone()
     for part in chunks(z.m, _shared_bytes(point)):
@@ -120,7 +119,10 @@ def fused_attention(block: AttentionBlock, z: StructuredZonotope) -> tuple[Struc
     product = torch.einsum("hij,hjd->id", bounds.softmax.total, total_VW)
 
     out = StructuredZonotope(
-        c=z.c + point.branch(), G=G, L=torch.cat([L, E, softmax_generators], dim=1), b=crossed + crossed_norm + product
+        c=z.c + point.branch(),
+        G=G,
+        L=torch.cat([L, E, softmax_generators], dim=1),
+        b=crossed + crossed_norm + product,
     )
     require_finite("attention output", out.c, out.G, out.L, out.b)
     widths = Widths.of(

@@ -123,7 +123,9 @@ def own_images(point: AttentionPoint, s: int, V_image: Tensor, row_P: Tensor, sl
     return torch.einsum("h,nhd->nd", point.P[:, s, s], V_image) + P_dot.flatten(1) @ point.VW.flatten(0, 1)
 
 
-def cross_images(point: AttentionPoint, s: int, queries: Tensor, V_image: Tensor, column: Tensor, sloped: Tensor) -> Tensor:
+def cross_images(
+    point: AttentionPoint, s: int, queries: Tensor, V_image: Tensor, column: Tensor, sloped: Tensor
+) -> Tensor:
     """Images at `queries` (I,), none of them s, of tangents at source s: (I, n, d).
 
     d(sum_j P_ij V_j) = P_is V_dot_s + P_is u_i (V_s - O_i), u_i the change of query i's score on the source's key.

@@ -32,7 +32,7 @@ from zonogpt.transforms.widths import Widths
 
 @dataclass(frozen=True)
 class OperatorRadii:
-    """Radii at each operator's output: of the shared and own-token symbols together (`kept`), and of the interval (`b`).
+    """Radii at each operator's output: of shared and own-token symbols together (`kept`), and of the interval (`b`).
 
     Contract, for X in Q, K, V, U, P:  |X(x) - X| <= kept + b, and X(x) minus its kept linear part stays within b.
     """
@@ -57,7 +57,6 @@ class OperatorRadii:
 
 def operator_radii(point: AttentionPoint, norm: LayerNormBounds, z: StructuredZonotope) -> OperatorRadii:
     block = point.block
-    H, S, e = point.Q.shape
     sums = {name: torch.zeros_like(point.Q) for name in ("Q", "K", "V")}
     local = {name: torch.zeros_like(point.Q) for name in ("Q", "K", "V")}
     kept_U, kept_P = torch.zeros_like(point.P), torch.zeros_like(point.P)
@@ -76,7 +75,7 @@ def operator_radii(point: AttentionPoint, norm: LayerNormBounds, z: StructuredZo
     b_Q, b_K, b_V = map(block.split_heads, (norm.R_N @ block.w_qkv.abs()).chunk(3, dim=-1))
     T_Q, T_K = sums["Q"] + local["Q"] + b_Q, sums["K"] + local["K"] + b_K
 
-    others = 1 - torch.eye(S, dtype=point.P.dtype, device=point.P.device)
+    others = 1 - torch.eye(point.n_tokens, dtype=point.P.dtype, device=point.P.device)
     b_U = b_Q @ point.K.abs().transpose(-1, -2) + point.Q.abs() @ b_K.transpose(-1, -2)
     b_U = b_U + (point.Q.abs() @ local["K"].transpose(-1, -2)) * others + T_Q @ T_K.transpose(-1, -2)
     b_U = (b_U * block.scale).masked_fill(~point.visible, 0.0)
@@ -99,7 +98,7 @@ def operator_radii(point: AttentionPoint, norm: LayerNormBounds, z: StructuredZo
 
 
 def decomposed_attention(block: AttentionBlock, z: StructuredZonotope) -> tuple[StructuredZonotope, Widths]:
-    """Z_A with A(x) in Z_A for x in z, the symbols of z kept in place. Appends no generator: all errors are intervals."""
+    """Z_A with A(x) in Z_A for x in z, z's symbols kept in place. Appends no generator: all errors are intervals."""
     norm = layernorm_bounds(block.norm, z)
     point = attention_point(block, norm.centre)
     r = operator_radii(point, norm, z)

@@ -114,9 +114,7 @@ def taylor_remainder(
     r_quad = r_cen.square().sum(-1) / d
     r_a = r_lin + r_quad
     r_par = torch.where(length > 0, z0_dot / length, torch.zeros_like(length))
-    a_min = tau + torch.maximum(
-        (norm2 / d - r_lin).clamp(min=0), (length - r_par).clamp(min=0).square() / d
-    )
+    a_min = tau + torch.maximum((norm2 / d - r_lin).clamp(min=0), (length - r_par).clamp(min=0).square() / d)
     a_max = a0 + r_a
     e_rho, d_rho = rho_remainders(a0, a_min, r_lin, r_quad)
     return z0.abs() * e_rho[:, None] + r_cen * d_rho[:, None], a_min, a_max
@@ -134,10 +132,8 @@ def rho_remainders(a0: Tensor, a_min: Tensor, r_lin: Tensor, r_quad: Tensor) -> 
     return torch.maximum(A, B), torch.minimum(0.5 * a_min.pow(-1.5) * r_a, a_min.rsqrt())
 
 
-def layernorm_range(
-    z_low: Tensor, z_high: Tensor, a_min: Tensor, a_max: Tensor, tau: float
-) -> tuple[Tensor, Tensor]:
-    """Bounds of xhat = z / sqrt(tau + |z|^2 / d) for mean-free z in [z_low, z_high] with a_min <= tau + |z|^2/d <= a_max.
+def layernorm_range(z_low: Tensor, z_high: Tensor, a_min: Tensor, a_max: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """Bounds of xhat = z / sqrt(a), a = tau + |z|^2 / d, for mean-free z in [z_low, z_high] with a in [a_min, a_max].
 
     A mean-free z has |z|^2 >= z_i^2 d / (d - 1), so |xhat_i| <= |z_i| / sqrt(tau + z_i^2 / (d - 1)), which grows with
     |z_i| and stays below sqrt(d - 1).

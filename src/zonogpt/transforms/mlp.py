@@ -67,9 +67,7 @@ def fused_mlp(block: MlpBlock, z: StructuredZonotope) -> tuple[StructuredZonotop
     curvature = torch.cat([curvature_bound(low[part], high[part]) for part in _token_chunks(low)])
     bend = 0.5 * curvature * change.square()
     G, L = _carried(block, norm, slope, z)
-    from_norm = torch.stack(
-        [(r @ _error_chain(norm, block, a).abs()) for r, a in zip(norm.R_hat, slope, strict=True)]
-    )
+    from_norm = torch.stack([(r @ _error_chain(norm, block, a).abs()) for r, a in zip(norm.R_hat, slope, strict=True)])
     from_gelu = bend @ block.w_2.abs()
     out = StructuredZonotope(z.c + gelu(centre) @ block.w_2 + block.b_2, G, L, from_norm + from_gelu)
     require_finite("MLP output", out.c, out.G, out.L, out.b)

@@ -1,0 +1,74 @@
+"""Rules of the house that a script can check."""
+
+import ast
+import re
+from pathlib import Path
+
+import zonogpt
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "zonogpt"
+
+# What each room may import: the data flows one way.
+ALLOWED = {
+    "errors": set(),
+    "tensors": set(),
+    "model": {"errors", "tensors"},
+    "spec": {"errors", "tensors", "model"},
+    "domains": set(),
+    "transforms": {"domains", "model"},
+    "result": set(),
+    "methods": {"domains", "transforms", "model", "spec", "result"},
+    "memory": set(),
+    "verify": {"errors", "memory", "methods", "model", "result", "spec", "tensors"},
+    "inspection": {"errors", "methods", "model", "verify"},
+    "demo": {"domains", "methods", "model", "result", "spec", "transforms", "verify"},
+    "cli": {"_version", "demo", "errors", "inspection", "methods", "model", "result", "spec", "verify"},
+}
+
+
+def imported_rooms(file: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("zonogpt."):
+            names.add(node.module.split(".")[1])
+        elif isinstance(node, ast.Import):
+            names |= {a.name.split(".")[1] for a in node.names if a.name.startswith("zonogpt.")}
+    return names
+
+
+def test_imports_go_one_way():
+    for file in SOURCE.rglob("*.py"):
+        room = file.relative_to(SOURCE).parts[0].removesuffix(".py")
+        if room in ("__init__", "_version"):
+            continue
+        assert room in ALLOWED, f"{file} is in no known room"
+        assert imported_rooms(file) <= ALLOWED[room] | {room}, file
+
+
+def test_library_never_prints():
+    for file in SOURCE.rglob("*.py"):
+        if "cli" not in file.parts:
+            calls = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Call)]
+            assert not any(isinstance(c.func, ast.Name) and c.func.id == "print" for c in calls), file
+
+
+def test_public_names_exist():
+    for name in zonogpt.__all__:
+        assert hasattr(zonogpt, name)
+
+
+def test_every_transform_has_its_section_in_the_maths():
+    """A module that points to a section of docs/math.md finds it there."""
+    headings = set(re.findall(r"^#+ (?:\d+\. )?(.+)$", (ROOT / "docs" / "math.md").read_text(), re.MULTILINE))
+    for file in (SOURCE / "transforms").glob("*.py"):
+        for section in re.findall(r'docs/math\.md,\s+section\s+"([^"]+)"', file.read_text()):
+            assert " ".join(section.split()) in headings, f"{file.name}: {section}"
+
+
+def test_bundled_model_is_small_and_accurate():
+    import json
+
+    folder = zonogpt.zoo.path("digits")
+    assert sum(f.stat().st_size for f in folder.iterdir()) < 2_000_000
+    assert json.loads((folder / "training.json").read_text())["test_accuracy"] >= 0.965
