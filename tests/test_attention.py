@@ -1,5 +1,7 @@
 """Fused and decomposed attention: every intermediate contract, then the block, symbol by symbol."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -125,6 +127,40 @@ def test_peaked_softmax_and_constant_token(transform):
     out, _ = transform(block, z)
     assert bool(out.b.isfinite().all())
     assert_symbolic_containment(block, z, out)
+
+
+def with_weights(block, **factors):
+    """The block with parts of W_qkv (and its bias) scaled: q, k, v."""
+    d = block.w_o.shape[0]
+    scale = torch.cat([torch.full((d,), factors.get(name, 1.0), dtype=torch.float64) for name in "qkv"])
+    return dataclasses.replace(block, w_qkv=block.w_qkv * scale, b_qkv=block.b_qkv * scale)
+
+
+@pytest.mark.parametrize("transform", [fused_attention, decomposed_attention])
+@pytest.mark.parametrize("radius", [0.05, 0.3, 0.8])
+def test_values_alone(transform, radius):
+    """No query, no key: softmax is constant, and at another token there is nothing but images of values."""
+    for seed in range(4):
+        block, z = (
+            with_weights(attention_block(seed, d=3, n_heads=1), q=0.0, k=0.0),
+            zonotope(seed, d=3, m=1, q=1, radius=radius),
+        )
+        out, _ = transform(block, z)
+        assert_symbolic_containment(block, z, out, seed)
+
+
+@pytest.mark.parametrize("transform", [fused_attention, decomposed_attention])
+@pytest.mark.parametrize("radius", [0.02, 0.1])
+def test_product_alone(transform, radius):
+    """Equal tokens: their values agree, so softmax's error is multiplied by zero and dP dV is what is left."""
+    for seed in range(4):
+        block, z = (
+            with_weights(attention_block(seed, d=3, n_heads=1), q=6.0, k=1.0),
+            zonotope(seed, d=3, m=2, q=1, radius=radius),
+        )
+        z = StructuredZonotope(z.c[:1].expand(4, 3).clone(), z.G, z.L, z.b)
+        out, _ = transform(block, z)
+        assert_symbolic_containment(block, z, out, seed)
 
 
 @pytest.mark.parametrize("transform", [fused_attention, decomposed_attention])

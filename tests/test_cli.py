@@ -86,6 +86,8 @@ def test_text_with_a_tokenizer(tmp_path):
     ids, positions = encode(str(tmp_path), "a good film", ["good"])
     spelled = bpe.decode([ids[p] for p in positions])
     assert spelled.strip() == "good"
+    twice, positions = encode(str(tmp_path), "ad bad film, a bad ad", ["ad"])  # whole words, every occurrence
+    assert bpe.decode([twice[p] for p in positions]).replace(" ", "") == "adad"
     run = zono("verify", tmp_path, "--text", "a good film", "--words", "good", "--radius", "1e-8")
     assert run.returncode == 0, run.stderr
     run = zono("verify", tmp_path, "--text", "a good film", "--words", "great", "--radius", "1e-8")

@@ -48,7 +48,7 @@ def test_every_bound(spread, change, causal):
     linear = softmax_jvp(P, dU)
     tolerance = 1e-12
     assert (linear.abs() <= softmax_radius(P, T) + tolerance).all()
-    taylor = softmax_taylor(P, T)
+    taylor = softmax_taylor(log_P, T)
     assert not taylor.isnan().any()
     assert ((new - P - linear).abs() <= taylor + tolerance).all()
     deviation = softmax_deviation(log_P, T)
@@ -69,7 +69,7 @@ def test_choice_of_slope(spread, change):
     kept = dU * share  # the linear part that is kept
     R_U = T * (1 - share)
     f_P = softmax_jvp(P, kept).abs().amax(0)
-    bounds = softmax_bounds(P, log_P, f_P, R_U, T)
+    bounds = softmax_bounds(log_P, f_P, R_U, T)
     error = (U + dU).softmax(-1) - P - softmax_jvp(P, kept) * bounds.sloped[..., None]
     assert (error.abs() <= bounds.remainder + 1e-12).all()
     assert (((U + dU).softmax(-1) - P).abs() <= bounds.total + 1e-12).all()
@@ -79,7 +79,7 @@ def test_choice_of_slope(spread, change):
 def test_slope_is_kept_for_small_and_dropped_for_large_changes():
     for change, expected in ((1e-3, True), (30.0, False)):
         _, log_P, T = rows(1, 1.0, change)
-        bounds = softmax_bounds(log_P.exp(), log_P, softmax_radius(log_P.exp(), T), 0 * T, T)
+        bounds = softmax_bounds(log_P, softmax_radius(log_P.exp(), T), 0 * T, T)
         assert bool(bounds.sloped[:, 1:].all()) is expected
 
 
@@ -91,6 +91,16 @@ def test_vanishing_keys_with_large_changes():
     deviation = softmax_deviation(log_P, T)
     truth = torch.sigmoid(torch.tensor(5.0, dtype=torch.float64))
     torch.testing.assert_close(deviation[0, 0], torch.stack([truth, truth]))
+
+
+@pytest.mark.parametrize(("dtype", "low", "change"), [(torch.float64, -800.0, 450.0), (torch.float32, -120.0, 70.0)])
+def test_underflowed_keys_are_not_masked_keys(dtype, low, change):
+    """P rounds to exactly 0 for a visible key that the change can make the heaviest."""
+    log_P, zero = torch.tensor([[[low, 0.0]]], dtype=dtype), torch.zeros(1, 1, 2, dtype=dtype)
+    assert float(log_P.exp()[0, 0, 0]) == 0.0
+    bounds = softmax_bounds(log_P, zero, zero, torch.full_like(zero, change))
+    assert (bounds.remainder > 0.99).all()
+    assert (bounds.total > 0.99).all()
 
 
 def test_single_key_does_not_move():

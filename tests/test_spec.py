@@ -1,13 +1,14 @@
 """Specs: boxes, claims, and every mistake a user can make."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
 
 import zonogpt
-from builders import generator, image_model, language_model, randn, text_classifier
+from builders import generator, image_config, image_model, language_model, randn, text_classifier
 from zonogpt.errors import SpecError
 from zonogpt.spec.inputs import centre_and_radius
 
@@ -115,7 +116,7 @@ def test_bad_images(images, image, word):
         zonogpt.image_ball(images, image, 0.1)
 
 
-@pytest.mark.parametrize("radius", [-1e-9, math.nan, math.inf, "0.1", None, True])
+@pytest.mark.parametrize("radius", [-1e-9, math.nan, math.inf, 10**400, "0.1", None, True])
 def test_bad_radius(images, texts, radius):
     with pytest.raises(SpecError, match="radius"):
         zonogpt.image_ball(images, IMAGE, radius)
@@ -165,6 +166,26 @@ def test_numbers_from_numpy_and_torch_are_welcome(images, texts):
     assert a.label == 1
     b = zonogpt.embedding_ball(texts, np.array([3, 5, 1]), np.array([1, 2]), 0.1, label=np.int64(2))
     assert b.input.positions == (1, 2)
+
+
+def test_the_ball_is_around_the_image_as_given(images):
+    """A float64 image is not rounded to the model's float32 first; the box is rounded outward."""
+    image = torch.full((6, 4), 0.1, dtype=torch.float64)
+    box = zonogpt.image_ball(images, image, 1e-9).input
+    assert torch.equal(box.anchor, image)
+    assert (box.lower < image - 0.999e-9).all()
+    assert (box.upper > image + 0.999e-9).all()
+    assert torch.equal(zonogpt.image_ball(images, image, Fraction(0)).input.lower, image)
+
+
+def test_one_output_keeps_its_sign():
+    model = zonogpt.load(image_model(0, image_config(num_labels=1)))
+    spec = zonogpt.image_ball(model, IMAGE, 1e-5)
+    assert spec.label is None
+    assert float(spec.claim.margins(zonogpt.logits(model, IMAGE).double())) > 0
+    assert zonogpt.verify(model, spec).status == "verified"
+    with pytest.raises(SpecError, match="one output"):
+        zonogpt.image_ball(model, IMAGE, 1e-5, label=0)
 
 
 def test_language_model_claims_are_over_the_vocabulary():

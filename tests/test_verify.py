@@ -6,12 +6,13 @@ import math
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2ForSequenceClassification
 
 import zonogpt
-from builders import image_model, language_model
+from builders import image_model, language_model, text_classifier
 from zonogpt.errors import OptionError, SpecError
 from zonogpt.tensors import map_tensors
-from zonogpt.verify import judge
+from zonogpt.verify import judge, rounding_allowance
 
 IMAGE = torch.rand(6, 4, generator=torch.Generator().manual_seed(5))
 
@@ -160,9 +161,63 @@ def test_bad_options(model, options, word):
 def test_spec_of_another_model_is_refused(model):
     from builders import image_config
 
-    other = zonogpt.load(image_model(0, image_config(n_embd=24)))
+    images = [zonogpt.load(image_model(0, image_config(n_embd=24))), zonogpt.load(image_model(1))]
+    for other in images:  # another width, and the same shape with other weights
+        with pytest.raises(SpecError, match="another model"):
+            zonogpt.verify(other, zonogpt.image_ball(model, IMAGE, 1e-4))
+    a, b = (zonogpt.load(language_model(seed)) for seed in (0, 1))
     with pytest.raises(SpecError, match="another model"):
-        zonogpt.verify(other, zonogpt.image_ball(model, IMAGE, 1e-4))
+        zonogpt.verify(b, zonogpt.embedding_ball(a, [3, 5, 1], [0], 1e-4))
+    with pytest.raises(SpecError, match="another model"):
+        zonogpt.verify(model, zonogpt.embedding_ball(zonogpt.load(text_classifier()), [3, 5, 1], [0], 1e-4))
+
+
+def test_spec_of_the_same_weights_is_welcome(model):
+    again = zonogpt.load(image_model())
+    assert zonogpt.verify(again, zonogpt.image_ball(model, IMAGE, 1e-5)).status == "verified"
+
+
+def test_float32_takes_an_allowance_off_and_says_so(model):
+    spec = zonogpt.image_ball(model, IMAGE, 0.0)
+    result = zonogpt.verify(model, spec, dtype="float32")
+    exact = spec.claim.margins(map_tensors(model, lambda t: t.double()).forward(spec.input.embed(spec.input.anchor)))
+    assert (result.margins < exact).all()
+    assert "float32" in result.reason
+    assert 0 < rounding_allowance(model, spec, torch.float32) < 1e-3
+    assert 0 < rounding_allowance(model, spec, torch.float64) < 1e-12
+
+
+def test_autocast_does_not_reach_the_bounds(model):
+    spec = zonogpt.image_ball(model, IMAGE, 1e-4)
+    plain = zonogpt.verify(model, spec, dtype="float32").margins
+    with torch.autocast("cpu", torch.float16):
+        assert torch.equal(zonogpt.verify(model, spec, dtype="float32").margins, plain)
+
+
+def test_underflowed_softmax_is_not_verified():
+    """A key with P = 0 in floating point that the ball can make the heaviest: the truth is -0.88 at radius 1."""
+    config = GPT2Config(n_embd=2, n_layer=1, n_head=2, n_positions=2, vocab_size=2, num_labels=2, pad_token_id=None)
+    hf, scale = GPT2ForSequenceClassification(config).double().eval(), math.sqrt(1000.0)
+    with torch.no_grad():
+        for parameter in hf.parameters():
+            parameter.zero_()
+        h = hf.transformer.h[0]
+        for norm in (h.ln_1, h.ln_2, hf.transformer.ln_f):
+            norm.weight.fill_(1)
+        hf.transformer.wte.weight[:] = torch.tensor([[-0.5, 0.5], [0.004, -0.004]])
+        h.attn.c_attn.bias[0], h.attn.c_attn.weight[0, 2], h.attn.c_attn.weight[0, 4] = scale, scale, -1.0
+        h.attn.c_proj.weight[0, 0], h.attn.c_proj.bias[0] = 1.0, 0.98
+        hf.score.weight[:] = torch.tensor([[0.0, 1.0], [0.0, 0.0]])
+    model = zonogpt.load(hf)
+    spec = zonogpt.embedding_ball(model, [0, 1], [0], 1.0)
+    steps = torch.linspace(0, 1, 61, dtype=torch.float64)
+    x = spec.input.lower + torch.cartesian_prod(steps, steps).reshape(-1, 1, 2) * (spec.input.upper - spec.input.lower)
+    truth = float(spec.claim.margins(model.forward(spec.input.embed(x))).min())
+    assert truth < -0.8
+    for method in zonogpt.METHODS:
+        result = zonogpt.verify(model, spec, method=method)
+        assert result.status == "unknown"
+        assert float(result.margins.min()) <= truth
 
 
 @pytest.mark.parametrize("label", [None, 0, 1, 2])

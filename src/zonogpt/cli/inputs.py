@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -49,10 +50,9 @@ def encode(model: str, text: str, words: list[str]) -> tuple[list[int], list[int
         raise SpecError(f"the tokenizer of {model} turns the text into no tokens; give --ids instead")
     positions = []
     for word in words:
-        start = text.find(word)
-        if not word or start < 0:
+        found = [m.span() for m in re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", text)] if word else []
+        if not found:
             raise SpecError(f"the word {word!r} does not occur in the text")
-        end = start + len(word)
-        # A token's span may begin at the space before the word.
-        positions += [i for i, (a, b) in enumerate(spans) if a < end and b > start and text[a:b].strip()]
+        # Every occurrence moves; a token's span may begin at the space before the word.
+        positions += [i for i, (a, b) in enumerate(spans) for start, end in found if a < end and b > start]
     return ids, sorted(set(positions))

@@ -181,12 +181,12 @@ def logits(model: Model, image_or_ids: object) -> Tensor:
     For a language model: the scores of the next token after the last id.
     """
     if isinstance(model.embedding, ImageEmbedding):
-        return model.forward(model.embedding(as_image(model, image_or_ids)))
+        return model.forward(model.embedding(as_image(model, image_or_ids).to(model.dtype)))
     return model.forward(model.embedding(model.readable_ids(as_ids(model, image_or_ids))))
 
 
 def as_image(model: Model, image: object) -> Tensor:
-    """`image` as a float tensor on the model's device, or SpecError if it is not an image for this model."""
+    """`image` in float64 on the model's device, or SpecError if it is not an image for this model."""
     if not isinstance(model.embedding, ImageEmbedding):
         raise SpecError(f"{model.name} reads token ids, not images; use embedding_ball (--ids on the command line)")
     try:
@@ -204,7 +204,7 @@ def as_image(model: Model, image: object) -> Tensor:
         raise SpecError(
             f"pixels must lie in [0, 1]; this image spans [{float(tensor.min()):g}, {float(tensor.max()):g}]"
         )
-    return tensor.to(device=model.device, dtype=model.dtype)
+    return tensor.to(device=model.device, dtype=torch.float64)
 
 
 def as_ids(model: Model, ids: object) -> Tensor:

@@ -72,7 +72,7 @@ def margin_claim(label: int, n_outputs: int) -> MarginClaim:
     if not 0 <= index < n_outputs:
         raise SpecError(f"label {index} is out of range; this model has outputs 0..{n_outputs - 1}")
     if n_outputs < 2:
-        raise SpecError("this model has one output: there is no rival to be compared with; give a linear claim")
+        raise SpecError("this model has one output: there is no rival for a label; leave the label out")
     return MarginClaim(index, n_outputs)
 
 

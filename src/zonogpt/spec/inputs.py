@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from zonogpt.model.ir import ImageEmbedding
+from zonogpt.model.ir import ImageEmbedding, Model, TokenEmbedding
 
 
 class InputBox(Protocol):
@@ -33,15 +33,19 @@ class InputBox(Protocol):
     def local_generators(self, radius: Tensor) -> Tensor:
         """The image of the box's half-widths: (S, q, d)."""
 
+    def belongs_to(self, model: Model) -> bool:
+        """Whether this model would embed the raw inputs exactly so: a proof for another one would mean nothing."""
+
 
 def centre_and_radius(box: InputBox) -> tuple[Tensor, Tensor]:
     """Midpoint and half-widths with [lower, upper] inside [centre - radius, centre + radius].
 
     Clipping makes boxes lopsided, so the centre is the midpoint, not the anchor. The radius is measured from the
-    rounded midpoint to the farther side, so rounding loses no corner.
+    rounded midpoint to the farther side and rounded up, so no corner is lost; an exact 0 stays 0.
     """
     centre = (box.lower + box.upper) / 2
-    return centre, torch.maximum(box.upper - centre, centre - box.lower)
+    radius = torch.maximum(box.upper - centre, centre - box.lower)
+    return centre, torch.where(radius > 0, torch.nextafter(radius, torch.full_like(radius, torch.inf)), radius)
 
 
 @dataclass(frozen=True)
@@ -57,12 +61,21 @@ class PixelBox:
     def local_generators(self, radius: Tensor) -> Tensor:
         return self.embedding.patches(radius)[:, :, None] * self.embedding.weight
 
+    def belongs_to(self, model: Model) -> bool:
+        theirs, ours = model.embedding, self.embedding
+        return (
+            isinstance(theirs, ImageEmbedding)
+            and (theirs.image_size, theirs.patch_size) == (ours.image_size, ours.patch_size)
+            and all(_same(getattr(theirs, name), getattr(ours, name)) for name in ("weight", "bias", "positions"))
+        )
+
 
 @dataclass(frozen=True)
 class EmbeddingBox:
     """Token embeddings at some positions move; position embeddings and all other tokens stay."""
 
     base: Tensor  # (S, d): the embedded sequence, with zero in place of the token embedding where it moves
+    ids: Tensor  # (n,), with any padding behind the last token that is read
     positions: tuple[int, ...]
     lower: Tensor  # (positions, d)
     upper: Tensor
@@ -77,3 +90,17 @@ class EmbeddingBox:
         local = radius.new_zeros(self.base.shape[0], d, d)
         local[list(self.positions)] = torch.diag_embed(radius)
         return local
+
+    def belongs_to(self, model: Model) -> bool:
+        theirs = model.embedding
+        if not isinstance(theirs, TokenEmbedding) or int(self.ids.max()) >= theirs.tokens.shape[0]:
+            return False
+        read = model.readable_ids(self.ids.to(model.device))
+        if len(read) > theirs.positions.shape[0]:
+            return False
+        tokens, positions = theirs.tokens[read].double(), theirs.positions[: len(read)].double()
+        return _same(tokens + positions, self.embed(self.anchor))
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool(torch.equal(a.double().cpu(), b.double().cpu()))

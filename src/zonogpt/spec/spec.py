@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from numbers import Real
 
 import torch
+from torch import Tensor
 
 from zonogpt.errors import SpecError
 from zonogpt.model.ir import ImageEmbedding, Model, TokenEmbedding, as_ids, as_image
@@ -43,15 +44,15 @@ def image_ball(
 
     `image` is (height, width) with floats in [0, 1]; `label=None` means the model's own prediction.
     """
-    pixels = as_image(model, image)
+    anchor = as_image(model, image)
     assert isinstance(model.embedding, ImageEmbedding)  # as_image checked it
-    check_ball(radius, norm)
+    radius = check_ball(radius, norm)
     low, high = map(float, clip)
-    anchor = pixels.double()
     if not (low < high and low <= float(anchor.min()) and float(anchor.max()) <= high):
         raise SpecError(f"clip {clip} must be (low, high) with the image inside")
     wide = moved(model.embedding, model.device, torch.float64)
-    box = PixelBox(wide, (anchor - radius).clamp(min=low), (anchor + radius).clamp(max=high), anchor)
+    lower, upper = outward(anchor, radius)
+    box = PixelBox(wide, lower.clamp(min=low), upper.clamp(max=high), anchor)
     return _spec(model, box, radius, label)
 
 
@@ -64,24 +65,38 @@ def embedding_ball(
     norm: float = math.inf,
 ) -> Spec:
     """The token embeddings at `positions` (0-based over the ids) move within `radius` in every coordinate."""
-    ids = as_ids(model, input_ids)
-    check_ball(radius, norm)
+    given = as_ids(model, input_ids)
+    radius = check_ball(radius, norm)
     embedding = model.embedding
     assert isinstance(embedding, TokenEmbedding)  # as_ids checked it
-    at = check_positions(positions, len(ids), len(model.readable_ids(ids)))
-    ids = model.readable_ids(ids)
+    ids = model.readable_ids(given)
+    at = check_positions(positions, len(given), len(ids))
     anchor = embedding.tokens[ids[list(at)]].double()  # (positions, d)
     base = embedding.tokens[ids].double()
     base[list(at)] = 0.0
     base = base + embedding.positions[: len(ids)].double()
-    return _spec(model, EmbeddingBox(base, at, anchor - radius, anchor + radius, anchor), radius, label)
+    return _spec(model, EmbeddingBox(base, given, at, *outward(anchor, radius), anchor), radius, label)
 
 
-def check_ball(radius: object, norm: float) -> None:
-    if isinstance(radius, bool) or not isinstance(radius, Real) or not 0 <= float(radius) < math.inf:
+def outward(anchor: Tensor, radius: float) -> tuple[Tensor, Tensor]:
+    """(lower, upper): anchor -+ radius, rounded away from the anchor; the anchor itself for radius 0."""
+    if radius == 0:
+        return anchor, anchor
+    far = torch.full_like(anchor, math.inf)
+    return torch.nextafter(anchor - radius, -far), torch.nextafter(anchor + radius, far)
+
+
+def check_ball(radius: object, norm: float) -> float:
+    """The radius as a float."""
+    try:
+        value = math.nan if isinstance(radius, bool) or not isinstance(radius, Real) else float(radius)
+    except OverflowError:
+        value = math.inf
+    if not 0 <= value < math.inf:
         raise SpecError(f"the radius must be a finite number, at least 0; got {radius!r}")
     if norm != math.inf:
         raise SpecError(f"norm {norm!r} is not supported; use inf")
+    return value
 
 
 def check_positions(positions: Iterable[int], n_ids: int, n_read: int) -> tuple[int, ...]:
@@ -100,11 +115,15 @@ def check_positions(positions: Iterable[int], n_ids: int, n_read: int) -> tuple[
 
 
 def _spec(model: Model, box: PixelBox | EmbeddingBox, radius: float, label: int | None) -> Spec:
+    """The margin claim for `label`; for a model with one output, that the output keeps its sign."""
     if label is None:
         with torch.no_grad():
             output = model.forward(box.embed(box.anchor).to(model.dtype))
         if not bool(output.isfinite().all()):
             raise SpecError("the model's own output is NaN or infinite on this input: there is no answer to keep")
+        if model.n_outputs == 1:
+            sign = 1.0 if float(output) > 0 else -1.0
+            return Spec(box, linear_claim([[sign]], [0.0], 1), radius, None, 1)
         label = int(output.argmax())
     claim = margin_claim(label, model.n_outputs)
-    return Spec(box, claim, float(radius), claim.label, model.n_outputs)
+    return Spec(box, claim, radius, claim.label, model.n_outputs)

@@ -93,7 +93,7 @@ def attention_bounds(block: AttentionBlock, z: StructuredZonotope) -> AttentionB
     total = from_input + from_norm
     product = (total.Q @ total.K.transpose(-1, -2)) * block.scale
     product = product.masked_fill(~point.visible, 0.0)
-    softmax = softmax_bounds(point.P, point.log_P, f_P=total.P, R_U=product, T_U=total.U + product)
+    softmax = softmax_bounds(point.log_P, f_P=total.P, R_U=product, T_U=total.U + product)
     require_finite("attention softmax", softmax.remainder, softmax.total)
     return AttentionBounds(norm, point, from_input, from_norm, product, softmax)
 

@@ -49,6 +49,7 @@ def attention_point(block: AttentionBlock, n: Tensor) -> AttentionPoint:
     scores = (Q @ K.transpose(-1, -2)) * block.scale
     require_finite("attention scores", Q, K, V, scores)
     log_P = scores.masked_fill(~visible, -math.inf).log_softmax(-1)
+    require_finite("attention scores", log_P[:, visible])  # -inf is to mean "masked" and nothing else
     P = log_P.exp()
     O = P @ V  # noqa: E741
     w_o = block.w_o.unflatten(0, (block.n_heads, -1))

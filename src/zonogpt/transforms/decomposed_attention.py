@@ -79,7 +79,7 @@ def operator_radii(point: AttentionPoint, norm: LayerNormBounds, z: StructuredZo
     b_U = b_Q @ point.K.abs().transpose(-1, -2) + point.Q.abs() @ b_K.transpose(-1, -2)
     b_U = b_U + (point.Q.abs() @ local["K"].transpose(-1, -2)) * others + T_Q @ T_K.transpose(-1, -2)
     b_U = (b_U * block.scale).masked_fill(~point.visible, 0.0)
-    softmax = softmax_bounds(point.P, point.log_P, f_P=kept_P, R_U=b_U, T_U=kept_U + b_U)
+    softmax = softmax_bounds(point.log_P, f_P=kept_P, R_U=b_U, T_U=kept_U + b_U)
     require_finite("attention softmax", softmax.remainder, softmax.total)
     return OperatorRadii(
         kept_Q=sums["Q"] + local["Q"],

@@ -109,12 +109,10 @@ def _interpolation_residual(low: Tensor, high: Tensor, slope: Tensor) -> tuple[T
 
 
 def _relu_residual(low: Tensor, high: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-    """Bounds of g(t) - slope t from g = ReLU - [0, e_max]; ReLU - slope t is extreme at an end or at zero."""
+    """Bounds of g(t) - slope t from g = ReLU - [0, e_max]; ReLU - slope t is convex: only its minimum may be at 0."""
     ends = torch.stack([low.clamp(min=0) - slope * low, high.clamp(min=0) - slope * high])
     r_low, r_high = ends.amin(0), ends.amax(0)
-    kink = (low < 0) & (high > 0)
-    r_low = torch.where(kink, r_low.clamp(max=0), r_low)
-    r_high = torch.where(kink, r_high.clamp(min=0), r_high)
+    r_low = torch.where((low < 0) & (high > 0), r_low.clamp(max=0), r_low)
     return r_low - relu_gap(), r_high
 
 

@@ -126,10 +126,11 @@ def rho_remainders(a0: Tensor, a_min: Tensor, r_lin: Tensor, r_quad: Tensor) -> 
     Over |lin| <= r_lin, 0 <= quad <= r_quad with a >= a_min.
     """
     r_a = r_lin + r_quad
-    # The first lies in [-A, B]: rho'(a0) quad only lowers it, the curvature of rho only lifts it.
-    A = 0.5 * a0.pow(-1.5) * r_quad
-    B = 0.375 * a_min.pow(-2.5) * r_a.square()
-    return torch.maximum(A, B), torch.minimum(0.5 * a_min.pow(-1.5) * r_a, a_min.rsqrt())
+    # The first lies in [-A, B]: rho'(a0) quad only lowers it, the curvature of rho only lifts it. Ratios first: powers
+    # such as a^(-5/2) underflow to 0 for large activations, and the bound with them.
+    A = 0.5 * (r_quad / a0) * a0.rsqrt()
+    B = 0.375 * (r_a / a_min).square() * a_min.rsqrt()
+    return torch.maximum(A, B), (0.5 * (r_a / a_min)).clamp(max=1) * a_min.rsqrt()
 
 
 def layernorm_range(z_low: Tensor, z_high: Tensor, a_min: Tensor, a_max: Tensor, tau: float) -> tuple[Tensor, Tensor]:

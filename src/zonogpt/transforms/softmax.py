@@ -23,13 +23,14 @@ def softmax_radius(P: Tensor, r: Tensor) -> Tensor:
     return P * (r + (P * r).sum(-1, keepdim=True))
 
 
-def softmax_taylor(P: Tensor, T_U: Tensor) -> Tensor:
+def softmax_taylor(log_P: Tensor, T_U: Tensor) -> Tensor:
     """Bounds |softmax(U + dU) - P - J_SM(U) dU| whenever |dU| <= T_U: 2 P exp(2 M) M^2, M the row's largest change.
 
-    +inf where exp overflows; exactly 0 at masked keys, where P = 0 and the product would be 0 * inf.
+    P exp(2 M) is formed as exp(log P + 2 M): a visible key whose P underflows to 0 may still wake up. +inf where exp
+    overflows; 0 at masked keys, where the product would be 0 * inf.
     """
     M = T_U.amax(-1, keepdim=True)
-    return torch.where(P > 0, 2 * P * torch.exp(2 * M) * M.square(), torch.zeros_like(P))
+    return (2 * torch.exp(log_P + 2 * M) * M.square()).masked_fill(masked(log_P), 0.0)
 
 
 def softmax_deviation(log_P: Tensor, T_U: Tensor) -> Tensor:
@@ -41,8 +42,12 @@ def softmax_deviation(log_P: Tensor, T_U: Tensor) -> Tensor:
     P = log_P.exp()
     high = torch.sigmoid(log_P + T_U - _others(log_P - T_U))
     low = torch.sigmoid(log_P - T_U - _others(log_P + T_U))
-    masked = log_P == -math.inf
-    return torch.maximum(high - P, P - low).masked_fill(masked, 0.0)
+    return torch.maximum(high - P, P - low).masked_fill(masked(log_P), 0.0)
+
+
+def masked(log_P: Tensor) -> Tensor:
+    """Keys that are not visible. A visible key's log P is finite (attention_point requires it), however small P is."""
+    return log_P == -math.inf
 
 
 def _others(x: Tensor) -> Tensor:
@@ -62,14 +67,14 @@ class SoftmaxBounds:
     total: Tensor  # (H, S, S)
 
 
-def softmax_bounds(P: Tensor, log_P: Tensor, f_P: Tensor, R_U: Tensor, T_U: Tensor) -> SoftmaxBounds:
+def softmax_bounds(log_P: Tensor, f_P: Tensor, R_U: Tensor, T_U: Tensor) -> SoftmaxBounds:
     """Chooses per row between softmax's Jacobian and slope zero.
 
     `f_P` bounds |J_SM U_dot| for the linear score change U_dot that is kept, `R_U` bounds the rest of the score change,
     `T_U` all of it.
     """
     deviation = softmax_deviation(log_P, T_U)
-    taylor = softmax_radius(P, R_U) + softmax_taylor(P, T_U)
+    taylor = softmax_radius(log_P.exp(), R_U) + softmax_taylor(log_P, T_U)
     sloped_R = torch.fmin(taylor, deviation + f_P)  # fmin: an overflowed Taylor bound yields to the range
     sloped = sloped_R.sum(-1) <= deviation.sum(-1)
     return SoftmaxBounds(
