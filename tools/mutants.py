@@ -432,14 +432,14 @@ MUTATIONS = [
     Mutation(
         "reduction: dropped local generators forgotten",
         DOMAIN,
-        "        b = b + torch.take_along_dim(L, drop[:, :, None], 1).abs().sum(1)\n",
+        "        b = b + abs_sum(torch.take_along_dim(L, drop[:, :, None], 1), 1)\n",
         "",
         ("test_domain.py",),
     ),
     Mutation(
         "reduction: dropped shared generators forgotten",
         DOMAIN,
-        "        b = b + G[drop].abs().sum(0)\n",
+        "        b = b + abs_sum(G[drop], 0)\n",
         "",
         ("test_domain.py",),
     ),

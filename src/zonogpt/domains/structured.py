@@ -41,11 +41,16 @@ class StructuredZonotope:
     @property
     def radius(self) -> Tensor:
         """(S, d): the smallest r with Z inside c + [-r, r]."""
-        return self.G.abs().sum(0) + self.L.abs().sum(1) + self.b
+        return abs_sum(self.G, 0) + abs_sum(self.L, 1) + self.b
 
     def generator_stacks(self) -> tuple[Tensor, Tensor]:
         """Shared and local generators, token first: (S, m, d) and (S, q, d)."""
         return self.G.transpose(0, 1), self.L
+
+
+def abs_sum(generators: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    """Sum of absolute values over `dim`, without a second copy of the generators."""
+    return torch.linalg.vector_norm(generators, ord=1, dim=dim)
 
 
 def from_local(centre: Tensor, local: Tensor) -> StructuredZonotope:
@@ -100,12 +105,12 @@ def reduce(z: StructuredZonotope, limit: int) -> StructuredZonotope:
     q = min(z.q, limit - m)
     G, L, b = z.G, z.L, z.b
     if m < z.m:
-        keep, drop = _split(G.abs().sum((1, 2)), m)
-        b = b + G[drop].abs().sum(0)
+        keep, drop = _split(abs_sum(G, (1, 2)), m)
+        b = b + abs_sum(G[drop], 0)
         G = G[keep]
     if q < z.q:
-        keep, drop = _split(L.abs().sum(2), q)  # (S, q), (S, rest)
-        b = b + torch.take_along_dim(L, drop[:, :, None], 1).abs().sum(1)
+        keep, drop = _split(abs_sum(L, 2), q)  # (S, q), (S, rest)
+        b = b + abs_sum(torch.take_along_dim(L, drop[:, :, None], 1), 1)
         L = torch.take_along_dim(L, keep[:, :, None], 1)
     return StructuredZonotope(z.c, G, L, b)
 

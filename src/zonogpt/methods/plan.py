@@ -39,7 +39,6 @@ def plan_structured(
     q = 0 if promoted else min(sizes.inputs_per_token, limit)
     most_local, peak, boxed = q, 0, False
     for block in range(sizes.n_blocks):
-        held = q  # the set before conversion stays alive
         q_in = q + (d if boxed else 0)
         if block % 2 == 0:
             fresh = d + softmax if fused_attention else 0
@@ -49,12 +48,12 @@ def plan_structured(
             boxed = fused_mlp
         q_out = q_in + fresh
         # shared before and after; local before, after (twice while joined), and the fresh pieces before joining
-        alive = 2 * m + held + 2 * q_in + q_out + 2 * fresh + d
+        alive = 2 * m + 2 * q_in + q_out + 2 * fresh + d
         peak = max(peak, alive)
         q = min(q_out, limit - m)
         if q < q_out:
             boxed = True
-            peak = max(peak, 2 * m + q_out + q + 2 * (q_out - q))
+            peak = max(peak, m + q_out + q + (q_out - q), m + 2 * q + d)  # while reducing, while converting
         most_local = max(most_local, q)
     bytes_each = sizes.n_tokens * d * item
     return Plan(limit, m, most_local, peak * bytes_each + 4 * CHUNK_BYTES)

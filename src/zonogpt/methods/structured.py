@@ -48,7 +48,7 @@ class StructuredMethod:
         """Lower bounds of the claim's rows over the input set. Works in the model's dtype, on its device."""
         z = self.initial(spec, model.dtype)
         limit = pool_limit(z.n_tokens, model.width, model.dtype, budget_bytes)
-        z = reduce(z, limit)
+        z = convert(reduce(z, limit))
         entries: list[LedgerEntry] = []
         blocks = len(model.blocks)
         for t, block in enumerate(model.blocks, start=1):
@@ -61,11 +61,12 @@ class StructuredMethod:
             boxed = z.b.mean()
             z = reduce(z, limit)
             widths["reduction"] = float(z.b.mean() - boxed)
+            z = convert(z)  # here, not in the next step: only one copy of the generators is alive then
             entries += [LedgerEntry(t, block.kind, step, width) for step, width in widths.items()]
         bias = None if model.head.bias is None else model.head.bias.double()
         rows, offset = (part.to(model.dtype) for part in spec.claim.fold(model.head.weight.double(), bias))
         try:
-            margins, losses = claim_lower_bounds(model.head, convert(z), rows, offset)
+            margins, losses = claim_lower_bounds(model.head, z, rows, offset)
         except NonFiniteBoundError as error:
             raise NonFiniteBlockError(blocks + 1, "head", error.step) from error
         entries += [LedgerEntry(blocks + 1, "head", step, width) for step, width in losses.items()]

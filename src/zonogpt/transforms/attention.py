@@ -20,7 +20,7 @@ from torch import Tensor
 
 from zonogpt.domains.chunks import chunks
 from zonogpt.domains.finite import require_finite
-from zonogpt.domains.structured import StructuredZonotope
+from zonogpt.domains.structured import StructuredZonotope, abs_sum
 from zonogpt.model.ir import AttentionBlock
 from zonogpt.transforms.attention_point import (
     AttentionPoint,
@@ -126,10 +126,10 @@ def fused_attention(block: AttentionBlock, z: StructuredZonotope) -> tuple[Struc
     )
     require_finite("attention output", out.c, out.G, out.L, out.b)
     widths = Widths.of(
-        carried=G.abs().sum(0) + L.abs().sum(1),
+        carried=abs_sum(G, 0) + abs_sum(L, 1),
         cross_token=crossed,
-        layernorm=E.abs().sum(1) + crossed_norm,
-        softmax=softmax_generators.abs().sum(1),
+        layernorm=abs_sum(E, 1) + crossed_norm,
+        softmax=abs_sum(softmax_generators, 1),
         product=product,
     )
     return out, widths

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from zonogpt.domains.chunks import chunks
 from zonogpt.domains.finite import require_finite
-from zonogpt.domains.structured import StructuredZonotope
+from zonogpt.domains.structured import StructuredZonotope, abs_sum
 from zonogpt.model.ir import AttentionBlock
 from zonogpt.transforms.attention_point import (
     AttentionPoint,
@@ -125,7 +125,7 @@ def decomposed_attention(block: AttentionBlock, z: StructuredZonotope) -> tuple[
     out = StructuredZonotope(z.c + point.branch(), G, L, from_softmax + from_norm + crossed + product)
     require_finite("attention output", out.c, out.G, out.L, out.b)
     widths = Widths.of(
-        carried=G.abs().sum(0) + L.abs().sum(1),
+        carried=abs_sum(G, 0) + abs_sum(L, 1),
         cross_token=crossed,
         layernorm=from_norm,
         softmax=from_softmax,

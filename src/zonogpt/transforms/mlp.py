@@ -14,7 +14,7 @@ from torch import Tensor
 
 from zonogpt.domains.chunks import chunks
 from zonogpt.domains.finite import require_finite
-from zonogpt.domains.structured import StructuredZonotope
+from zonogpt.domains.structured import StructuredZonotope, abs_sum
 from zonogpt.model.ir import MlpBlock
 from zonogpt.transforms.gelu import N_PIECES, affine_gelu, curvature_bound, gelu, gelu_slope
 from zonogpt.transforms.layernorm import LayerNormBounds, layernorm_bounds
@@ -46,8 +46,8 @@ def sequential_mlp(block: MlpBlock, z: StructuredZonotope) -> tuple[StructuredZo
     )
     require_finite("MLP output", out.c, out.G, out.L)
     widths = Widths.of(
-        carried=G.abs().sum(0) + L.abs().sum(1),
-        layernorm=E.abs().sum(1),
+        carried=abs_sum(G, 0) + abs_sum(L, 1),
+        layernorm=abs_sum(E, 1),
         gelu=half @ block.w_2.abs(),
     )
     return out, widths
@@ -71,7 +71,7 @@ def fused_mlp(block: MlpBlock, z: StructuredZonotope) -> tuple[StructuredZonotop
     from_gelu = bend @ block.w_2.abs()
     out = StructuredZonotope(z.c + gelu(centre) @ block.w_2 + block.b_2, G, L, from_norm + from_gelu)
     require_finite("MLP output", out.c, out.G, out.L, out.b)
-    widths = Widths.of(carried=G.abs().sum(0) + L.abs().sum(1), layernorm=from_norm, gelu=from_gelu)
+    widths = Widths.of(carried=abs_sum(G, 0) + abs_sum(L, 1), layernorm=from_norm, gelu=from_gelu)
     return out, widths
 
 
