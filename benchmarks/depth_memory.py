@@ -2,7 +2,7 @@
 
     python benchmarks/depth_memory.py [--width 256] [--budget 67108864] [--device cpu] [--depths 2,4,8,12]
 
-S = 28 tokens, randomly initialised, radius 1e-5, the generator pool small enough to bind in the first block. One process
+S = 28 tokens, randomly initialised, radius 1e-5; give a pool small enough to bind in the first block. One process
 per depth, so that each peak is its own. One line of JSON per depth.
 """
 
