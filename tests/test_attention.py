@@ -82,11 +82,13 @@ def test_softmax_remainder_and_score_product(radius):
     assert_bounded(lambda noise: softmax_error(noise).sum(-1), torch.zeros(2, 4).double(), z)
     change = lambda noise: quantities(block, block.norm(point(z, noise)))["P"] - bounds.point.P  # noqa: E731
     assert_bounded(change, bounds.softmax.total, z)
-    total_VW = bounds.from_input.VW + bounds.from_norm.VW
-    values = lambda noise: (  # noqa: E731
-        (quantities(block, block.norm(point(z, noise)))["V"] - bounds.point.V) @ bounds.point.w_o
-    )
-    assert_bounded(values, total_VW, z)
+
+    def values(noise):
+        return quantities(block, block.norm(point(z, noise)))["V"] - bounds.point.V
+
+    assert_bounded(lambda noise: values(noise) @ bounds.point.w_o, bounds.value_change, z)
+    product = lambda noise: block.join_heads(change(noise) @ values(noise)) @ block.w_o  # noqa: E731
+    assert_bounded(product, bounds.value_product, z)
 
 
 @pytest.mark.parametrize("transform", [fused_attention, decomposed_attention])

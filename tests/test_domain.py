@@ -126,7 +126,15 @@ def test_chunks_cover_everything_once(count, each, limit):
     assert all((s.stop - s.start) * each <= limit or s.stop - s.start == 1 for s in slices)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_non_finite_is_named(bad):
-    with pytest.raises(NonFiniteBoundError, match="softmax"):
-        require_finite("softmax", torch.ones(2), torch.tensor([1.0, bad]))
+    for n in (1, 7, 1000):
+        for place in {0, n // 2, n - 1}:
+            values = torch.full((n, 3), 1e300, dtype=torch.float64)
+            values[place, 1] = bad
+            with pytest.raises(NonFiniteBoundError, match="softmax"):
+                require_finite("softmax", torch.ones(2), values)
+
+
+def test_finite_values_pass():
+    require_finite("softmax", torch.full((9, 9), -1e308, dtype=torch.float64), torch.zeros(0, 3))

@@ -283,8 +283,8 @@ MUTATIONS = [
     Mutation(
         "attention: values' change without LayerNorm's error",
         ATTENTION,
-        "total_VW = bounds.from_input.VW + bounds.from_norm.VW",
-        "total_VW = bounds.from_input.VW",
+        "return self.from_input.VW + self.from_norm.VW",
+        "return self.from_input.VW",
         ("test_attention.py",),
     ),
     Mutation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -15,5 +16,6 @@ class NonFiniteBoundError(ArithmeticError):
 
 def require_finite(step: str, *tensors: Tensor) -> None:
     for tensor in tensors:
-        if not bool(tensor.isfinite().all()):
+        # The largest absolute value, which NaN and inf win: isfinite would make a second copy of the generators.
+        if tensor.numel() and not bool(torch.linalg.vector_norm(tensor, ord=torch.inf).isfinite()):
             raise NonFiniteBoundError(step)

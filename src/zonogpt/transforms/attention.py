@@ -68,6 +68,16 @@ class AttentionBounds:
     softmax: SoftmaxBounds
 
     @property
+    def value_change(self) -> Tensor:
+        """(H, S, d): bounds |(V(x) - V) W_o| by head, all of it."""
+        return self.from_input.VW + self.from_norm.VW
+
+    @property
+    def value_product(self) -> Tensor:
+        """(S, d): bounds |sum_hj (P(x) - P)_hij (V(x) - V)_hj W_o|."""
+        return torch.einsum("hij,hjd->id", self.softmax.total, self.value_change)
+
+    @property
     def f(self) -> dict[str, Tensor]:
         sums = {name: getattr(self.from_input, name) for name in "QKVU"}
         return sums | {"P": self.from_input.P * self.softmax.sloped[..., None]}
@@ -115,8 +125,7 @@ def fused_attention(block: AttentionBlock, z: StructuredZonotope) -> tuple[Struc
     L = L + z.L  # the skip
     E, crossed_norm = _local_images(bounds, norm.error_generators(), through_norm=False)
     softmax_generators = recentred_generators(bounds.softmax.remainder, point.VW)  # (S, H S, d)
-    total_VW = bounds.from_input.VW + bounds.from_norm.VW
-    product = torch.einsum("hij,hjd->id", bounds.softmax.total, total_VW)
+    product = bounds.value_product
 
     out = StructuredZonotope(
         c=z.c + point.branch(),
