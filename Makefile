@@ -22,7 +22,7 @@ test: $(VENV)/.ready
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2
 
-# GPT-2 sizes, the wheel in an empty environment: minutes each.
+# The wheel in an empty environment: minutes.
 slow: $(VENV)/.ready
 	$(BIN)/python -m pytest -m slow
 
@@ -34,4 +34,4 @@ wheel: $(VENV)/.ready
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis zonogpt-demo*.png

@@ -1,6 +1,9 @@
 """The command line as a user meets it: real processes, exit codes, first line, nothing half-written."""
 
+import contextlib
 import json
+import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +20,11 @@ from builders import language_model, text_classifier
 DIGITS = str(zonogpt.zoo.path("digits"))
 
 
+PROGRAM = str(Path(sys.executable).parent / "zonogpt")
+
+
 def zono(*args, cwd=None):
-    command = [str(Path(sys.executable).parent / "zonogpt"), *map(str, args)]
+    command = [PROGRAM, *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300)
 
 
@@ -143,6 +149,9 @@ def test_bad_models(tmp_path, name):
     ("args", "word"),
     [
         (("--image", "missing.npy"), "missing.npy"),
+        (("--image", "."), "directory"),
+        (("--image", "bytes.npy"), "255"),
+        (("--image", "objects.npy"), "objects.npy"),
         (("--image", "small.npy"), "(27, 28)"),
         (("--image", "bright.npy"), "[0, 1]"),
         (("--image", "notes.png"), "not a readable picture"),
@@ -152,6 +161,7 @@ def test_bad_models(tmp_path, name):
         (("--image", "digit.npy", "--label", "10"), "label"),
         (("--image", "digit.npy", "--method", "Z"), "method"),
         (("--image", "digit.npy", "--budget", "lots"), "budget"),
+        (("--image", "digit.npy", "--budget", "9" * 400), "budget"),
         (("--image", "digit.npy", "--norm", "2"), "norm"),
         (("--image", "digit.npy", "--json", "no/such/place.json"), "cannot write"),
         (("--image", "digit.npy", "--ids", "1,2"), "exactly one"),
@@ -163,6 +173,8 @@ def test_bad_image_runs(folder, args, word):
     images, _ = zonogpt.zoo.samples("digits")
     np.save(folder / "small.npy", images[0, 1:].numpy())
     np.save(folder / "bright.npy", images[0].numpy() * 255)
+    np.save(folder / "bytes.npy", np.zeros((28, 28), dtype=np.uint8))
+    np.save(folder / "objects.npy", np.array([[None] * 28] * 28), allow_pickle=True)
     (folder / "notes.png").write_text("not a picture")
     Image.fromarray(np.zeros((28, 28), dtype=np.uint16)).save(folder / "deep.png")
     before = sorted(folder.iterdir())
@@ -188,7 +200,7 @@ def test_bad_image_runs(folder, args, word):
             ),
             "--positions",
         ),
-        (("--text", "a film", "--words", "film"), "tokenizer"),
+        (("--text", "a film", "--words", "film"), "has no tokenizer"),
     ],
 )
 def test_bad_text_runs(folder, args, word):
@@ -245,27 +257,55 @@ def test_digit_demo_draws_a_picture(tmp_path, monkeypatch):
         assert picture.size[0] > 1000
 
 
-def test_progress_bar_on_a_terminal(folder):
-    """Under a pseudo-terminal the bar names blocks; the verdict is still the first line of stdout."""
-    import os
-    import pty
-
+def on_a_terminal(command, cwd):
+    """Runs a command whose standard error is a pseudo-terminal: (exit code, standard output, what the terminal got)."""
     parent, child = pty.openpty()
-    command = [str(Path(sys.executable).parent / "zonogpt"), "verify", DIGITS, "--image", str(folder / "digit.npy"),
-               "--radius", "1e-4"]  # fmt: skip
     run = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=child, text=True, env={**os.environ, "TERM": "xterm"}
+        command, stdout=subprocess.PIPE, stderr=child, text=True, cwd=cwd, env={**os.environ, "TERM": "xterm"}
     )
     os.close(child)
     shown = b""
-    while True:
-        try:
-            piece = os.read(parent, 4096)
-        except OSError:
-            break
-        if not piece:
-            break
-        shown += piece
+    with contextlib.suppress(OSError):  # the terminal closes with the process
+        while piece := os.read(parent, 4096):
+            shown += piece
     out, _ = run.communicate(timeout=120)
+    return run.returncode, out, shown.decode()
+
+
+def test_progress_bar_on_a_terminal(folder):
+    """The bar names blocks; the verdict is still the first line of standard output."""
+    command = [PROGRAM, "verify", DIGITS, "--image", "digit.npy", "--radius", "1e-4"]
+    code, out, shown = on_a_terminal(command, folder)
+    assert code == 0
     assert out.splitlines()[0] == "verified"
-    assert b"block" in shown
+    assert "block" in shown
+
+
+def test_demo_on_a_terminal(tmp_path):
+    """One digit, with the bar: its total is known only once the digits are loaded."""
+    script = """
+from pathlib import Path
+from zonogpt.cli import demo
+from zonogpt.demo import study
+images, labels = study.zoo.samples("digits")
+study.zoo.samples = lambda name: (images[:1], labels[:1])
+demo.show_study(Path("one.png"), quiet=False)
+"""
+    code, out, shown = on_a_terminal([sys.executable, "-c", script], tmp_path)
+    assert code == 0, shown
+    assert "digit 1 of 1" in shown
+    assert "Digits proved, of 1" in out
+
+
+def test_json_follows_links_and_leaves_no_draft(folder, tmp_path):
+    (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
+    base = ("verify", DIGITS, "--image", folder / "digit.npy", "--radius", "1e-5", "--method", "M", "-q", "--json")
+    assert zono(*base, tmp_path / "link.json").returncode == 0
+    assert (tmp_path / "link.json").is_symlink()
+    assert zonogpt.Result.from_json((tmp_path / "real.json").read_text()).method == "M"
+    for bad in (tmp_path / ("x" * 250 + "/y.json"), tmp_path / "real.json" / "y.json", tmp_path / ("x" * 300)):
+        run = zono(*base, bad)
+        assert run.returncode == 2
+        assert "cannot write" in run.stderr
+        assert "Traceback" not in run.stderr
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["link.json", "real.json"]

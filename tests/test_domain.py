@@ -91,11 +91,17 @@ def test_both_starts_are_the_same_set():
     c, local = randn(generator(6), 3, 4), randn(generator(7), 3, 2, 4)
     local[1, 0] = 0
     w = directions(3, 4, 2)
-    a, b = from_local(c, local), from_promoted(c, local)
+    a, b = from_local(c, local, 99), from_promoted(c, local, 99)
     torch.testing.assert_close(support(a, w), support(b, w))
     assert (a.m, a.q) == (0, 2)
     assert (b.m, b.q) == (5, 0)  # the zero generator is left out
     assert (b.G.abs().amax(-1) > 0).sum() == 5  # each touches one token
+    for start in (from_local, from_promoted):  # the largest stay generators, the others become intervals
+        small = start(c, local, 1)
+        assert max(small.m, small.q) == 1
+        assert (support(small, w) >= support(a, w) - 1e-12).all()
+        torch.testing.assert_close(small.radius, a.radius)
+    assert float(from_promoted(c, local, 1).G.abs().sum()) == float(local.abs().sum(-1).max())
 
 
 def test_cast_to_float32_loses_nothing():

@@ -48,7 +48,7 @@ def test_bundled_model():
 @pytest.mark.parametrize("budget", [None, 300_000])
 def test_predicted_generator_counts_are_what_happens(method, budget):
     """The plan's counts against a propagation in which every pixel moves."""
-    from zonogpt.domains.structured import reduce
+    from zonogpt.domains.structured import convert, reduce
     from zonogpt.methods.structured import pool_limit
 
     model = map_tensors(zonogpt.load(zonogpt.zoo.path("digits")), lambda t: t.double())
@@ -56,10 +56,10 @@ def test_predicted_generator_counts_are_what_happens(method, budget):
     limit = pool_limit(7, 64, torch.float64, budget)
     assert plan.limit == limit
     variant = VARIANTS[method]
-    z = reduce(variant.initial(zonogpt.image_ball(model, torch.full((28, 28), 0.5), 1e-4), torch.float64), limit)
+    z = variant.initial(zonogpt.image_ball(model, torch.full((28, 28), 0.5), 1e-4), limit, torch.float64)
     most = z.q
     for block in model.blocks:
-        z = reduce(variant.step(block, z)[0], limit)
+        z = reduce(variant.step(block, convert(z))[0], limit)
         most = max(most, z.q)
     assert (z.m, most) == (plan.shared, plan.local)
 
@@ -84,6 +84,7 @@ def test_bad_options():
     for model, options in (
         (images, {"tokens": 3}), (text, {"tokens": 9}), (text, {"tokens": 0}), (text, {"positions": 9}),
         (text, {"dtype": "int8"}),
+        (text, {"budget_bytes": 0}),
     ):  # fmt: skip
         with pytest.raises(OptionError):
             zonogpt.inspect(model, **options)

@@ -62,6 +62,12 @@ def test_shards(tmp_path):
     hf.save_pretrained(tmp_path, max_shard_size="5KB")
     assert not (tmp_path / "model.safetensors").exists()
     assert torch.equal(zonogpt.logits(zonogpt.load(tmp_path), IDS), zonogpt.logits(zonogpt.load(hf), IDS))
+    index = tmp_path / "model.safetensors.index.json"
+    good = index.read_text()
+    index.write_text(json.dumps({"weight_map": {"a": 5}}))
+    with pytest.raises(ModelError, match="5"):
+        zonogpt.load(tmp_path)
+    index.write_text(good)
     shard = sorted(tmp_path.glob("model-*.safetensors"))[0]
     shard.unlink()
     with pytest.raises(ModelError, match=shard.name):
@@ -141,6 +147,14 @@ def test_untied_head_must_be_there(tmp_path):
         ({"n_layer": 1}, "no place"),
         ({"n_layer": 3}, "transformer.h.2"),
         ({"n_embd": 24}, "shape"),
+        ({"n_embd": "12"}, "config"),
+        ({"n_head": 0}, "n_head"),
+        ({"n_layer": 2.5}, "config"),
+        ({"layer_norm_epsilon": None}, "config|epsilon"),
+        ({"n_positions": None}, "config"),
+        ({"architectures": "GPT2LMHeadModel"}, "architecture"),
+        ({"architectures": {"a": 1}}, "architecture"),
+        ({"architectures": [5]}, "architecture"),
     ],
 )
 def test_config_is_refused_by_name(saved, changes, word):
@@ -217,7 +231,8 @@ def test_unsupported_classes_and_objects():
 
 
 def test_image_layout_is_checked():
-    for image_size, patch_size in (((6, 4), (4, 4)), ((6, 4), (0, 1)), ((6, 4), (1, 1)), ((6, 4), 2)):
+    layouts = [((6, 4), (4, 4)), ((6, 4), (0, 1)), ((6, 4), (1, 1)), ((6, 4), 2), ("ab", (1, 1)), ((6.0, 4.0), (2, 2))]
+    for image_size, patch_size in layouts:
         cfg = image_config()
         cfg.image_size, cfg.patch_size = image_size, patch_size
         with pytest.raises(ModelError):

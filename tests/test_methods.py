@@ -62,7 +62,7 @@ def test_every_block_of_every_variant_is_contained(method):
     """Symbol by symbol along a real propagation, with reduction between the blocks."""
     model = zonogpt.load(image_model(1).double())
     variant = VARIANTS[method]
-    z = variant.initial(zonogpt.image_ball(model, IMAGE, 0.02), torch.float64)
+    z = variant.initial(zonogpt.image_ball(model, IMAGE, 0.02), 20, torch.float64)
     for block in model.blocks:
         from zonogpt.domains.structured import convert, reduce
 

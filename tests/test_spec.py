@@ -152,11 +152,17 @@ def test_wrong_kind_of_input(images, texts):
 def test_bad_norm_clip_and_claim(images):
     with pytest.raises(SpecError, match="norm"):
         zonogpt.image_ball(images, IMAGE, 0.1, norm=2)
-    for clip in ((1.0, 0.0), (0.4, 0.6)):
+    for clip in ((1.0, 0.0), (0.4, 0.6), None, (0,), ("a", "b")):
         with pytest.raises(SpecError, match="clip"):
             zonogpt.image_ball(images, IMAGE, 0.1, clip=clip)
     spec = zonogpt.image_ball(images, IMAGE, 0.1)
-    for rows, offset in (([[1.0, 2.0]], [0.0]), ([[1.0, 2.0, 3.0]], [0.0, 1.0]), ([[math.nan, 0, 0]], [0.0])):
+    for rows, offset in (
+        ([[1.0, 2.0]], [0.0]),
+        ([[1.0, 2.0, 3.0]], [0.0, 1.0]),
+        ([[math.nan, 0, 0]], [0.0]),
+        ("x", 0),
+        ([[1], [2, 3]], [0, 0]),
+    ):
         with pytest.raises(SpecError, match="claim"):
             spec.with_claim(rows, offset)
 

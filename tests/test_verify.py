@@ -68,7 +68,7 @@ def test_ledger_total_is_the_radius(model):
 
     wide = map_tensors(model, lambda t: t.double())
     for name, variant in VARIANTS.items():
-        z = variant.initial(zonogpt.image_ball(model, IMAGE, 1e-3), torch.float64)
+        z = variant.initial(zonogpt.image_ball(model, IMAGE, 1e-3), 1000, torch.float64)
         for block in wide.blocks:
             z, widths = variant.step(block, convert(z))
             assert sum(widths.values()) == pytest.approx(float(z.radius.mean()), rel=1e-9), name
@@ -134,6 +134,16 @@ def test_huge_radius_stays_finite_through_the_caps():
         assert result.margins.isfinite().all()
 
 
+def test_out_of_memory_is_unknown(model, monkeypatch):
+    def hungry(*args):
+        torch.empty(1 << 55)
+
+    monkeypatch.setattr(type(zonogpt.METHODS["A"]), "bound", hungry)
+    result = zonogpt.verify(model, zonogpt.image_ball(model, IMAGE, 1e-4))
+    assert result.status == "unknown"
+    assert "out of memory" in result.reason
+
+
 def test_judge_never_accepts_nan():
     assert judge(torch.tensor([1.0, math.nan]))[0] == "unknown"
     assert judge(torch.tensor([1.0, 0.0]))[0] == "unknown"
@@ -147,8 +157,12 @@ def test_judge_never_accepts_nan():
         ({"dtype": "float16"}, "float64"),
         ({"dtype": torch.bfloat16}, "bfloat16"),
         ({"device": "toaster"}, "toaster"),
+        ({"device": ["cpu"]}, "cpu"),
+        ({"device": "meta"}, "meta"),
+        ({"method": ["A"]}, "method"),
         ({"timeout": -1}, "timeout"),
         ({"timeout": math.nan}, "timeout"),
+        ({"timeout": 10**400}, "timeout"),
         ({"budget_bytes": 0}, "budget"),
         ({"budget_bytes": 1.5}, "budget"),
     ],
@@ -183,8 +197,9 @@ def test_float32_takes_an_allowance_off_and_says_so(model):
     exact = spec.claim.margins(map_tensors(model, lambda t: t.double()).forward(spec.input.embed(spec.input.anchor)))
     assert (result.margins < exact).all()
     assert "float32" in result.reason
-    assert 0 < rounding_allowance(model, spec, torch.float32) < 1e-3
-    assert 0 < rounding_allowance(model, spec, torch.float64) < 1e-12
+    wide = map_tensors(model, lambda t: t.double())
+    assert 0 < rounding_allowance(wide, spec, torch.float32) < 1e-3
+    assert 0 < rounding_allowance(wide, spec, torch.float64) < 1e-12
 
 
 def test_autocast_does_not_reach_the_bounds(model):

@@ -467,8 +467,8 @@ MUTATIONS = [
     Mutation(
         "method: no conversion before a block",
         METHOD,
-        "return transform(block, convert(z))",
-        "return transform(block, StructuredZonotope(z.c, z.G, z.L, 0 * z.b))",
+        "            z = convert(z)\n",
+        "            z = StructuredZonotope(z.c, z.G, z.L, 0 * z.b)\n",
         ("test_methods.py",),
     ),
     Mutation(

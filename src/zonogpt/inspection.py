@@ -12,7 +12,7 @@ from zonogpt.errors import OptionError
 from zonogpt.methods.plan import Plan, Sizes, plan_structured
 from zonogpt.methods.structured import TABLE, pool_limit
 from zonogpt.model.ir import ImageEmbedding, MlpBlock, Model
-from zonogpt.verify import resolve_dtype
+from zonogpt.verify import check_limits, resolve_dtype
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Inspection:
     tokens: int  # sequence length the predictions are for
     inputs: int  # raw numbers that move in the largest input set: all pixels, or the embeddings of all tokens
     dtype: str
-    weight_bytes: int  # in that dtype
+    weight_bytes: int  # as loaded, and the blocks and head once more in that dtype
     structured_input_bytes: int  # input generators stored per token, 8 bytes each (the paper's example)
     dense_input_bytes: int  # the same as dense generators
     generator_limit: int
@@ -45,6 +45,7 @@ def inspect(
 ) -> Inspection:
     """Sizes and predictions. For text: `tokens` ids (default: as many as fit), of which `positions` move (all)."""
     run_dtype = resolve_dtype(dtype)
+    check_limits(None, budget_bytes)
     d = model.width
     hidden = next(block.w_1.shape[1] for block in model.blocks if isinstance(block, MlpBlock))
     if isinstance(model.embedding, ImageEmbedding):
@@ -70,6 +71,7 @@ def inspect(
         for name, (attention, mlp, start) in TABLE.items()
     }
     n_parameters = count_parameters(model)
+    run_parameters = count_parameters((model.blocks, model.head))
     return Inspection(
         name=model.name,
         architecture=model.architecture,
@@ -83,7 +85,7 @@ def inspect(
         tokens=S,
         inputs=inputs,
         dtype=str(run_dtype).removeprefix("torch."),
-        weight_bytes=n_parameters * run_dtype.itemsize,
+        weight_bytes=n_parameters * model.dtype.itemsize + run_parameters * run_dtype.itemsize,
         structured_input_bytes=structured_bytes(S, d),
         dense_input_bytes=dense_bytes(S, d),
         generator_limit=limit,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Iterator
-from numbers import Real
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ def verify(
     interest; float32 is faster and needs half the memory, and its rounding is only estimated (`rounding_allowance`).
     `budget_bytes` is the generator pool; by default the paper's, 512 MiB counted in float32.
     """
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         raise OptionError(f"method {method!r} is unknown; there are {', '.join(METHODS)}")
     run_dtype, run_device = resolve_dtype(dtype), resolve_device(device, model)
     check_limits(timeout, budget_bytes)
@@ -66,15 +66,16 @@ def verify(
     margins, ledger = torch.full((spec.claim.n_rows,), -math.inf, dtype=torch.float64), Ledger()
     counterexample = None
     with torch.no_grad(), _full_precision(run_device):
-        work, work_spec = moved(model, run_device, run_dtype), moved(spec, run_device, torch.float64)
         try:
-            if breaks_claim(model, spec, spec.input.anchor):
+            at_home, exact = moved(spec, model.device, torch.float64), _converted(model, model.device, torch.float64)
+            if breaks_claim(exact, at_home, at_home.input.anchor):
                 counterexample = spec.input.anchor.cpu()
                 status, reason = "falsified", "the unperturbed input already breaks the claim"
             else:
+                work, work_spec = _converted(model, run_device, run_dtype), moved(spec, run_device, torch.float64)
                 bounds = METHODS[method].bound(work, work_spec, budget_bytes, watch)
                 margins, ledger = bounds.margins.to("cpu", torch.float64), bounds.ledger
-                margins = margins - rounding_allowance(model, spec, run_dtype)
+                margins = margins - rounding_allowance(exact, at_home, run_dtype)
                 status, reason = judge(margins)
                 if run_dtype != torch.float64:
                     reason += " (computed in float32, whose rounding is estimated, not bounded)"
@@ -82,6 +83,10 @@ def verify(
             status, reason = "timeout", str(error)
         except NonFiniteBlockError as error:
             status, reason = "unknown", str(error)
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            status, reason = "unknown", "out of memory; `inspect` predicts the need, a smaller budget lowers it"
     return Result(
         status=status,
         margins=margins,
@@ -98,6 +103,11 @@ def verify(
     )
 
 
+def out_of_memory(error: Exception) -> bool:
+    """torch reports a failed allocation on the CPU as a plain RuntimeError."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
+
+
 def judge(margins: Tensor) -> tuple[Status, str]:
     """Verified only if every margin is a positive number; NaN is not."""
     worst = int(margins.argmin())
@@ -110,23 +120,27 @@ def judge(margins: Tensor) -> tuple[Status, str]:
     )
 
 
-def breaks_claim(model: Model, spec: Spec, raw: Tensor) -> bool:
-    """Whether the model itself, run in float64 on this raw input, has a margin that is not positive."""
-    exact = moved(model, model.device, torch.float64)
+def _converted(model: Model, device: torch.device, dtype: torch.dtype) -> Model:
+    """The model with blocks and head on `device` in `dtype`; the spec holds what is needed of the embedding."""
+    return dataclasses.replace(model, blocks=moved(model.blocks, device, dtype), head=moved(model.head, device, dtype))
+
+
+def breaks_claim(exact: Model, spec: Spec, raw: Tensor) -> bool:
+    """Whether the model itself, given in float64, has a margin that is not positive on this raw input."""
     output = exact.forward(spec.input.embed(raw))
     return not bool((spec.claim.margins(output) > 0).all()) and bool(output.isfinite().all())
 
 
-def rounding_allowance(model: Model, spec: Spec, dtype: torch.dtype) -> float:
-    """What is taken off every margin for rounding: an estimate, not a bound.
+def rounding_allowance(exact: Model, spec: Spec, dtype: torch.dtype) -> float:
+    """What is taken off every margin for rounding: an estimate, not a bound. `exact` is the model in float64.
 
     Eight times what `dtype` does to the outputs at the unperturbed input, seen against float64, plus 64 of its units.
     """
     x = spec.input.embed(spec.input.anchor)
-    exact = moved(model, model.device, torch.float64).forward(x)
-    rounded = moved(model, model.device, dtype).forward(x.to(dtype)).double()
-    seen = float((exact - rounded).abs().max())
-    allowance = 8 * seen + 64 * torch.finfo(dtype).eps * float(exact.abs().max())
+    output = exact.forward(x)
+    rounded = _converted(exact, exact.device, dtype).forward(x.to(dtype)).double()
+    seen = float((output - rounded).abs().max())
+    allowance = 8 * seen + 64 * torch.finfo(dtype).eps * float(output.abs().max())
     return allowance if math.isfinite(allowance) else math.inf  # NaN: nothing is certified
 
 
@@ -150,14 +164,15 @@ def resolve_device(device: str | torch.device | None, model: Model) -> torch.dev
         return model.device
     try:
         resolved = torch.device(device)
-        torch.empty(0, device=resolved)
-    except (RuntimeError, AssertionError) as error:
-        raise OptionError(f"device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from error
+        torch.zeros(1, device=resolved).item()  # something must really be computed there
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise OptionError(f"device {str(device)!r} cannot be used here: {reason}") from error
     return resolved
 
 
-def check_limits(timeout: object, budget_bytes: object) -> None:
-    if timeout is not None and (not isinstance(timeout, Real) or not float(timeout) > 0):
+def check_limits(timeout: float | None, budget_bytes: int | None) -> None:
+    if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout <= 1e12):
         raise OptionError(f"the timeout must be a positive number of seconds; got {timeout!r}")
     if budget_bytes is not None and (not isinstance(budget_bytes, int) or budget_bytes < 1):
         raise OptionError(f"the budget must be a positive number of bytes; got {budget_bytes!r}")

@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from zonogpt._version import __version__
 from zonogpt.cli import demo, inspect, verify
 from zonogpt.errors import ZonoGptError
 
-BAD_INPUT, INTERRUPTED = 2, 130
+BAD_INPUT = 2
 
 app = typer.Typer(
     name="zonogpt",
@@ -46,12 +47,6 @@ def main() -> None:
     try:
         app()
     except ZonoGptError as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]error:[/red] {_escaped(str(error))}")
+        # Text, not markup: file names may hold anything.
+        Console(stderr=True, soft_wrap=True).print(Text.assemble(("error:", "red"), f" {error}"))
         sys.exit(BAD_INPUT)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("[", r"\[")

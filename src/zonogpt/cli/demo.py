@@ -23,7 +23,7 @@ def demo(
 ) -> None:
     """Verify the bundled model on its digits, print a table and draw a picture."""
     file = out or Path("zonogpt-demo-example.png" if example else "zonogpt-demo.png")
-    check_writable(file)
+    check_writable(file, (".png", ".pdf", ".svg"))
     (show_example if example else show_study)(file, quiet)
     print(f"picture: {file}")
 

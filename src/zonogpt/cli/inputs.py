@@ -13,26 +13,27 @@ from torch import Tensor
 from zonogpt.errors import SpecError
 from zonogpt.model import checkpoint
 
-GREYSCALE = ("1", "L", "LA", "P", "RGB", "RGBA")
+READABLE_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr")
+VOCABULARIES = ("tokenizer.json", "vocab.json")
 
 
 def read_image(file: Path) -> Tensor:
     """A .npy of floats in [0, 1], or an 8-bit picture turned to grey and divided by 255: (height, width)."""
     if not file.is_file():
-        raise SpecError(f"no image file {file}")
-    if file.suffix == ".npy":
+        what = "a directory" if file.is_dir() else "not there"
+        raise SpecError(f"the image {str(file)!r} is {what}; give a picture or a .npy file")
+    if file.suffix.lower() == ".npy":
         try:
-            return torch.from_numpy(np.load(file, allow_pickle=False))
+            array = np.load(file, allow_pickle=False)
+            return torch.from_numpy(array.astype(np.float64 if array.dtype.kind == "f" else np.int64))
         except (ValueError, OSError, EOFError, TypeError) as error:
             raise SpecError(f"{file} is not a readable .npy array of numbers: {error}") from error
     try:
         with Image.open(file) as picture:
-            if picture.mode not in GREYSCALE:
-                raise SpecError(
-                    f"{file} has pixel mode {picture.mode}; 8-bit grey or colour is read, or a .npy of floats"
-                )
+            if picture.mode not in READABLE_MODES:
+                raise SpecError(f"{file} has pixel mode {picture.mode}; give 8-bit grey or colour, or a .npy of floats")
             return torch.from_numpy(np.asarray(picture.convert("L"), dtype=np.float32) / 255)
-    except (UnidentifiedImageError, OSError) as error:
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
         raise SpecError(f"{file} is not a readable picture: {error}") from error
 
 
@@ -40,14 +41,19 @@ def encode(model: str, text: str, words: list[str]) -> tuple[list[int], list[int
     """Token ids of `text` by the tokenizer beside the model, and the positions of the tokens that spell `words`."""
     from transformers import AutoTokenizer  # heavy, and only texts need it
 
+    folder = checkpoint.find(model)
+    # transformers makes up an empty tokenizer where the files are missing, and every text becomes "unknown"
+    if not any((folder / name).is_file() for name in VOCABULARIES):
+        raise SpecError(f"{model} has no tokenizer ({' or '.join(VOCABULARIES)}); give --ids instead")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint.find(model))
+        tokenizer = AutoTokenizer.from_pretrained(folder)
         encoded = tokenizer(text, return_offsets_mapping=True)
-    except (OSError, ValueError, NotImplementedError) as error:
-        raise SpecError(f"{model} has no tokenizer that can be loaded; give --ids instead ({error})") from error
+    except Exception as error:  # whatever a broken tokenizer file makes transformers raise
+        raise SpecError(f"the tokenizer of {model} cannot be used; give --ids instead ({error!r})") from error
     ids, spans = list(encoded["input_ids"]), encoded["offset_mapping"]
-    if text and not ids:
-        raise SpecError(f"the tokenizer of {model} turns the text into no tokens; give --ids instead")
+    unknown = tokenizer.unk_token_id
+    if not ids or (unknown in ids and tokenizer.decode([unknown]) not in text):
+        raise SpecError(f"the tokenizer of {model} cannot spell {text!r}; give --ids instead")
     positions = []
     for word in words:
         found = [m.span() for m in re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", text)] if word else []

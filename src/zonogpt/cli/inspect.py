@@ -17,6 +17,8 @@ from zonogpt.inspection import inspect as run
 from zonogpt.methods import METHODS
 from zonogpt.model.hf import load
 
+PROCESS_BYTES = 1 << 29  # Python with torch and transformers, about
+
 
 def inspect(
     model: Annotated[str, typer.Argument(help="Directory from save_pretrained, or a hub name.")],
@@ -39,8 +41,8 @@ def show(found: Inspection) -> None:
     console.print(f"supported: {found.architecture}, {found.n_parameters:,} parameters")
     console.print(
         f"{found.n_layers} layers ({2 * found.n_layers} residual blocks), width {found.width}, {found.n_heads} heads,"
-        f" {found.hidden} hidden units, {found.n_outputs} outputs from the {found.pool} token"
-        + ("s" if found.pool == "mean" else "")
+        f" {found.hidden} hidden units, {found.n_outputs} outputs from the "
+        + ("mean of the tokens" if found.pool == "mean" else "last token")
     )
     console.print(f"predicted for {found.tokens} tokens and {found.inputs:,} moving inputs, in {found.dtype}:")
     console.print(
@@ -50,14 +52,16 @@ def show(found: Inspection) -> None:
     console.print(
         f"  generator pool: {found.generator_limit:,} per token, shared and local; weights {gib(found.weight_bytes)}"
     )
-    table = Table("method", "what it does", "shared", "local", "predicted peak", box=None, pad_edge=False)
+    table = Table("method", "what it does", box=None, pad_edge=False)
+    for heading in ("shared", "local", "predicted peak"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for name, plan in found.plans.items():
         table.add_row(
             name,
             METHODS[name].summary,
             f"{plan.shared:,}",
             f"{plan.local:,}",
-            gib(plan.peak_bytes + found.weight_bytes),
+            gib(plan.peak_bytes + found.weight_bytes + PROCESS_BYTES),
         )
     console.print(table)
 

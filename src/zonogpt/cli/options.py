@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from pathlib import Path
 
 from zonogpt.errors import OptionError
@@ -27,18 +26,39 @@ def size(text: str | None) -> int | None:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if match is None or match[2].upper() not in UNITS:
         raise OptionError(f"--budget takes a number of bytes such as 512MiB or 2GB; got {text!r}")
-    return int(float(match[1]) * UNITS[match[2].upper()])
+    try:
+        return int(float(match[1]) * UNITS[match[2].upper()])
+    except OverflowError as error:
+        raise OptionError("--budget is larger than any memory") from error
 
 
-def check_writable(file: Path | None) -> None:
-    """Before any work: can this file be written at all?"""
-    if file is not None and (file.is_dir() or not os.access(file.resolve().parent, os.W_OK)):
+def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:
+    """Before any work: can this file be written at all, and has it one of these suffixes (any, if none is named)?"""
+    if file is None:
+        return
+    try:
+        target = file.resolve()
+        possible = target.parent.is_dir() and not target.is_dir() and os.access(target.parent, os.W_OK)
+    except OSError as error:  # a name that is too long, a loop of links
+        raise OptionError(f"cannot write {file}: {error}") from error
+    if not possible:
         raise OptionError(f"cannot write {file}: it is a directory, or its directory does not exist or is read-only")
+    if suffixes and file.suffix.lower() not in suffixes:
+        raise OptionError(f"cannot write {file}: the name must end in {' or '.join(suffixes)}")
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Writes the file in one step: a reader sees all of it or none."""
-    with tempfile.NamedTemporaryFile("w", dir=file.resolve().parent, prefix=f".{file.name}.", delete=False) as draft:
-        draft.write(text)
-    os.chmod(draft.name, 0o644)
-    os.replace(draft.name, file)
+    """Writes the file in one step, so that a reader sees all or nothing; pipes and devices are written to directly."""
+    target = file.resolve()  # behind a link, the file it points to
+    try:
+        if target.exists() and not target.is_file():
+            target.write_text(text)
+            return
+        draft = target.parent / f".zonogpt-{os.getpid()}"
+        try:
+            draft.write_text(text)
+            os.replace(draft, target)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise OptionError(f"cannot write {file}: {error}") from error

@@ -26,9 +26,7 @@ EXIT = {"verified": 0, "unknown": 10, "falsified": 20, "timeout": 30}
 def verify(
     model: Annotated[str, typer.Argument(help="Directory from save_pretrained, or a hub name.")],
     radius: Annotated[float, typer.Option(help="How far every pixel, or embedding coordinate, may move.")],
-    image: Annotated[
-        Path | None, typer.Option(help="Picture (.png) or array (.npy) of the model's image size.")
-    ] = None,
+    image: Annotated[Path | None, typer.Option(help="Picture (.png, .jpg, ...) or array (.npy).")] = None,
     text: Annotated[str | None, typer.Option(help="Text, read with the model's tokenizer.")] = None,
     ids: Annotated[str | None, typer.Option(help="Token ids, as 5,17,3.")] = None,
     positions: Annotated[str | None, typer.Option(help="Token positions that move, from 0, as 1,4.")] = None,
@@ -88,7 +86,9 @@ def build_spec(
         if positions is not None or words is not None:
             raise OptionError("--positions and --words are for texts; every pixel of an image moves")
         return image_ball(net, read_image(image), radius, label=label, norm=norm)
-    if (positions is None) == (words is None) or (words is not None and text is None):
+    if positions is not None and words is not None:
+        raise OptionError("give --positions or --words, not both")
+    if positions is None and (words is None or text is None):
         raise OptionError("say which tokens move: --positions 1,4, or, with --text, --words good,film")
     if text is not None:
         token_ids, named = encode(model, text, words.split(",") if words else [])

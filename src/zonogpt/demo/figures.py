@@ -122,7 +122,7 @@ def _projection(ax: Any, step: FirstToken) -> None:
     ax.fill(outline[:, 0], outline[:, 1], color=COLOURS["A"], alpha=0.15)
     ax.plot([*outline[:, 0], outline[0, 0]], [*outline[:, 1], outline[0, 1]], color=COLOURS["A"], lw=1.5)
     ax.scatter(*step.samples[::4].T.numpy(), s=3, color=INK, alpha=0.5, zorder=3)
-    ax.set(title=step.title, xlabel="first", ylabel="second")
+    ax.set(title=step.title, xlabel=f"{step.axis} 1", ylabel=f"{step.axis} 2")
 
 
 def _intervals(ax: Any) -> None:

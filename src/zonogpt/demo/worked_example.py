@@ -38,7 +38,7 @@ BLOCK = AttentionBlock(
 
 def input_set(method: str) -> StructuredZonotope:
     """The box of radius 0.02 around the centre, as the method starts with it."""
-    return VARIANTS[method].start(CENTRE, torch.diag_embed(torch.full_like(CENTRE, RADIUS)))
+    return VARIANTS[method].start(CENTRE, torch.diag_embed(torch.full_like(CENTRE, RADIUS)), 4)
 
 
 def bound(method: str) -> StructuredZonotope:
@@ -62,9 +62,10 @@ def sampled_inputs(count: int = 40_000, seed: int = 0) -> Tensor:
 
 @dataclass(frozen=True)
 class FirstToken:
-    """Sampled values of the first token behind one step, and the fused transform's bounds of them (centre, radius)."""
+    """Sampled values of the first token behind one step, and the outline of the fused transform's bound of them."""
 
     title: str
+    axis: str  # what the two coordinates are
     samples: Tensor  # (count, 2)
     outline: Tensor  # (corners, 2): the boundary of the bound, a zonotope
 
@@ -83,10 +84,10 @@ def first_token_projections() -> list[FirstToken]:
     out_generators = torch.cat([out.G[:, 0], out.L[0], torch.diag(out.b[0])])
     P_box = torch.diag(bounds.softmax.total[0, 0])
     return [
-        FirstToken("LayerNorm", n[:, 0], zonogon(norm.centre[0], norm_generators)),
-        FirstToken("scores", scores[:, 0, 0], zonogon(U[0, 0], torch.diag(T_U[0, 0]))),
-        FirstToken("softmax", scores.softmax(-1)[:, 0, 0], zonogon(point.P[0, 0], P_box)),
-        FirstToken("output", BLOCK(x)[:, 0], zonogon(out.c[0], out_generators)),
+        FirstToken("LayerNorm", "feature", n[:, 0], zonogon(norm.centre[0], norm_generators)),
+        FirstToken("scores", "key", scores[:, 0, 0], zonogon(U[0, 0], torch.diag(T_U[0, 0]))),
+        FirstToken("softmax", "key", scores.softmax(-1)[:, 0, 0], zonogon(point.P[0, 0], P_box)),
+        FirstToken("output", "feature", BLOCK(x)[:, 0], zonogon(out.c[0], out_generators)),
     ]
 
 

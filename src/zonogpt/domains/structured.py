@@ -53,22 +53,27 @@ def abs_sum(generators: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     return torch.linalg.vector_norm(generators, ord=1, dim=dim)
 
 
-def from_local(centre: Tensor, local: Tensor) -> StructuredZonotope:
-    """Z(c, 0, L, 0): the paper's initial set, every input number a generator local to its token."""
+def from_local(centre: Tensor, local: Tensor, limit: int) -> StructuredZonotope:
+    """Z(c, 0, L, 0): the paper's initial set, every input number a generator local to its token, at most `limit`."""
     S, d = centre.shape
-    return StructuredZonotope(centre, centre.new_zeros(0, S, d), local, centre.new_zeros(S, d))
+    return reduce(StructuredZonotope(centre, centre.new_zeros(0, S, d), local, centre.new_zeros(S, d)), limit)
 
 
-def from_promoted(centre: Tensor, local: Tensor) -> StructuredZonotope:
+def from_promoted(centre: Tensor, local: Tensor, limit: int) -> StructuredZonotope:
     """The same set with every input number a *shared* generator, so that attention can carry it to other tokens.
 
-    Numbers of radius 0 give no generator.
+    Numbers of radius 0 give no generator. Only the `limit` largest are promoted, the others are intervals at once: the
+    dense generators of a long text would not fit in memory even for the moment until they are reduced.
     """
     S, d = centre.shape
-    token, index = local.abs().amax(-1).nonzero(as_tuple=True)
-    G = centre.new_zeros(len(token), S, d)
-    G[torch.arange(len(token), device=centre.device), token] = local[token, index]
-    return StructuredZonotope(centre, G, centre.new_zeros(S, 0, d), centre.new_zeros(S, d))
+    weight = abs_sum(local, 2)  # (S, q)
+    keep, drop = _split(weight.flatten(), min(limit, int((weight > 0).sum())))
+    token, index = keep // local.shape[1], keep % local.shape[1]
+    G = centre.new_zeros(len(keep), S, d)
+    G[torch.arange(len(keep), device=centre.device), token] = local[token, index]
+    rest = local.flatten(0, 1)[drop].abs()
+    b = centre.new_zeros(S, d).index_add(0, drop // local.shape[1], rest)
+    return StructuredZonotope(centre, G, centre.new_zeros(S, 0, d), b)
 
 
 def convert(z: StructuredZonotope) -> StructuredZonotope:
@@ -83,6 +88,8 @@ def convert(z: StructuredZonotope) -> StructuredZonotope:
 
 def cast(z: StructuredZonotope, dtype: torch.dtype) -> StructuredZonotope:
     """A superset of z in `dtype`: what rounding does to centre and generators joins the interval, rounded up."""
+    if dtype == z.c.dtype:
+        return z
     c, G, L = z.c.to(dtype), z.G.to(dtype), z.L.to(dtype)
     b = z.b + (z.c - c.to(z.c)).abs() + (z.G - G.to(z.c)).abs().sum(0) + (z.L - L.to(z.c)).abs().sum(1)
     up = b.to(dtype)

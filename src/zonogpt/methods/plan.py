@@ -47,8 +47,8 @@ def plan_structured(
             fresh = 0 if fused_mlp else d + sizes.hidden
             boxed = fused_mlp
         q_out = q_in + fresh
-        # shared before and after; local before, after (twice while joined), and the fresh pieces before joining
-        alive = 2 * m + 2 * q_in + q_out + 2 * fresh + d
+        # Shared before and after; local before, their images, the fresh ones, and all of these joined.
+        alive = 2 * m + 2 * q_in + fresh + q_out
         peak = max(peak, alive)
         q = min(q_out, limit - m)
         if q < q_out:

@@ -41,14 +41,13 @@ class StructuredMethod:
     name: str
     attention: Transform
     mlp: Transform
-    start: Callable[[Tensor, Tensor], StructuredZonotope]
+    start: Callable[[Tensor, Tensor, int], StructuredZonotope]
     summary: str
 
     def bound(self, model: Model, spec: Spec, budget_bytes: int | None, on_block: OnBlock | None) -> Bounds:
         """Lower bounds of the claim's rows over the input set. Works in the model's dtype, on its device."""
-        z = self.initial(spec, model.dtype)
-        limit = pool_limit(z.n_tokens, model.width, model.dtype, budget_bytes)
-        z = convert(reduce(z, limit))
+        limit = pool_limit(spec.input.n_tokens, model.width, model.dtype, budget_bytes)
+        z = convert(self.initial(spec, limit, model.dtype))
         entries: list[LedgerEntry] = []
         blocks = len(model.blocks)
         for t, block in enumerate(model.blocks, start=1):
@@ -61,7 +60,7 @@ class StructuredMethod:
             boxed = z.b.mean()
             z = reduce(z, limit)
             widths["reduction"] = float(z.b.mean() - boxed)
-            z = convert(z)  # here, not in the next step: only one copy of the generators is alive then
+            z = convert(z)
             entries += [LedgerEntry(t, block.kind, step, width) for step, width in widths.items()]
         bias = None if model.head.bias is None else model.head.bias.double()
         rows, offset = (part.to(model.dtype) for part in spec.claim.fold(model.head.weight.double(), bias))
@@ -72,15 +71,15 @@ class StructuredMethod:
         entries += [LedgerEntry(blocks + 1, "head", step, width) for step, width in losses.items()]
         return Bounds(margins, Ledger(tuple(entries)))
 
-    def initial(self, spec: Spec, dtype: torch.dtype) -> StructuredZonotope:
-        """The input set as embedded tokens."""
+    def initial(self, spec: Spec, limit: int, dtype: torch.dtype) -> StructuredZonotope:
+        """The input set as embedded tokens, with at most `limit` generators per token."""
         centre, radius = centre_and_radius(spec.input)
-        return cast(self.start(spec.input.embed(centre), spec.input.local_generators(radius)), dtype)
+        return cast(self.start(spec.input.embed(centre), spec.input.local_generators(radius), limit), dtype)
 
     def step(self, block: AttentionBlock | MlpBlock, z: StructuredZonotope) -> tuple[StructuredZonotope, Widths]:
-        """One residual block, before the reduction."""
+        """One residual block, before the reduction; z must be converted (b = 0)."""
         transform = self.attention if isinstance(block, AttentionBlock) else self.mlp
-        return transform(block, convert(z))
+        return transform(block, z)
 
 
 def pool_limit(n_tokens: int, width: int, dtype: torch.dtype, budget_bytes: int | None) -> int:

@@ -30,7 +30,7 @@ def find(source: str | Path) -> Path:
         raise ModelError(f"no directory {source}")
     try:
         # .bin weights are left out on purpose: they are pickles, and refused below.
-        return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors"]))
+        return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors", "merges.txt"]))
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
@@ -44,7 +44,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = json.loads(file.read_text())
     except FileNotFoundError as error:
         raise ModelError(f"{folder} has no config.json; give the directory that save_pretrained wrote") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{file} cannot be read as JSON: {error}") from error
     if not isinstance(config, dict):
         raise ModelError(f"{file} must hold one JSON object")
@@ -57,7 +57,7 @@ def read_tensors(folder: Path, architecture: str) -> dict[str, Tensor]:
         return _read_file(folder / WEIGHTS)
     if (folder / INDEX).is_file():
         try:
-            shards = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+            shards = sorted({str(name) for name in json.loads((folder / INDEX).read_text())["weight_map"].values()})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{folder / INDEX} is not a safetensors index: {error!r}") from error
         tensors: dict[str, Tensor] = {}

@@ -54,13 +54,17 @@ def load(source: str | Path | PreTrainedModel) -> Model:
     raw = checkpoint.read_config(folder)
     if raw.get("model_type", "gpt2") != "gpt2":
         raise ModelError(f"{source} is a {raw['model_type']!r} model; zonogpt verifies 'gpt2'")
-    names = raw.get("architectures") or ["none named"]
-    check_architecture(names[0])
+    match raw.get("architectures"):
+        case [str(architecture), *_]:
+            check_architecture(architecture)
+        case other:
+            raise ModelError(f"config.json names no architecture (architectures = {other!r})")
     try:
         config = GPT2Config.from_dict(raw)
-    except (TypeError, ValueError) as error:
-        raise ModelError(f"{folder / 'config.json'} is not a GPT-2 config: {error}") from error
-    return build(names[0], config, checkpoint.read_tensors(folder, names[0]), name=str(source))
+    except Exception as error:  # each version of transformers has its own complaints about odd values
+        reason = " ".join(str(error).split())
+        raise ModelError(f"{folder / 'config.json'} is not a GPT-2 config: {reason}") from error
+    return build(architecture, config, checkpoint.read_tensors(folder, architecture), name=str(source))
 
 
 def _load_object(source: PreTrainedModel) -> Model:
@@ -86,12 +90,13 @@ def check_config(config: Any) -> None:
             )
     if getattr(config, "quantization_config", None) is not None:
         raise ModelError("config.quantization_config is set: quantised weights cannot be expressed; load the full ones")
-    if config.n_embd % config.n_head or min(config.n_embd, config.n_head, config.n_layer) < 1:
+    sizes = (config.n_embd, config.n_head, config.n_layer, config.n_positions)
+    if not all(isinstance(size, int) and size >= 1 for size in sizes) or config.n_embd % config.n_head:
         raise ModelError(
             f"n_embd = {config.n_embd} in n_head = {config.n_head} heads over n_layer = {config.n_layer} blocks"
             " is not a transformer: heads must divide the width, and all must be at least 1"
         )
-    if not config.layer_norm_epsilon > 0:
+    if not isinstance(config.layer_norm_epsilon, int | float) or not config.layer_norm_epsilon > 0:
         raise ModelError(f"layer_norm_epsilon = {config.layer_norm_epsilon} must be positive")
 
 

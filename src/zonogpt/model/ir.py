@@ -214,7 +214,7 @@ def as_ids(model: Model, ids: object) -> Tensor:
     try:
         tensor = torch.as_tensor(ids)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise SpecError(f"token ids must be a list of integers, not {type(ids).__name__}: {error}") from error
+        raise SpecError(f"token ids must be a list of integers: {str(error).splitlines()[0]}") from error
     vocabulary, n_positions = model.embedding.tokens.shape[0], model.embedding.positions.shape[0]
     if tensor.dim() != 1 or tensor.is_floating_point() or tensor.dtype == torch.bool or tensor.numel() == 0:
         raise SpecError(

@@ -16,7 +16,8 @@ def image_layout(config: Any) -> tuple[tuple[int, int], tuple[int, int]]:
             "an image classifier's config needs image_size and patch_size, each (height, width): for instance"
             " config.image_size, config.patch_size = (28, 28), (4, 28)"
         ) from error
-    if min(height, width, ph, pw) < 1 or height % ph or width % pw:
+    whole = all(isinstance(size, int) and size >= 1 for size in (height, width, ph, pw))
+    if not whole or height % ph or width % pw:
         raise ModelError(f"patches of {(ph, pw)} do not tile an image of {(height, width)}")
     n_tokens = (height // ph) * (width // pw)
     if n_tokens > config.n_positions:

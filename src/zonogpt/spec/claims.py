@@ -77,7 +77,10 @@ def margin_claim(label: int, n_outputs: int) -> MarginClaim:
 
 
 def linear_claim(rows: object, offset: object, n_outputs: int) -> LinearClaim:
-    C, o = torch.as_tensor(rows, dtype=torch.float64), torch.as_tensor(offset, dtype=torch.float64)
+    try:
+        C, o = torch.as_tensor(rows, dtype=torch.float64), torch.as_tensor(offset, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SpecError(f"a linear claim needs numbers, rows (K, {n_outputs}) and offset (K,): {error}") from error
     if C.dim() != 2 or C.shape[0] == 0 or C.shape[1] != n_outputs or o.shape != C.shape[:1]:
         raise SpecError(
             f"a linear claim needs rows (K, {n_outputs}) and an offset (K,), K at least 1;"

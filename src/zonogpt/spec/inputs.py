@@ -27,6 +27,9 @@ class InputBox(Protocol):
     def anchor(self) -> Tensor:
         """The unperturbed raw input, inside the box."""
 
+    @property
+    def n_tokens(self) -> int: ...
+
     def embed(self, raw: Tensor) -> Tensor:
         """Raw input (..., raw shape) -> embedded tokens (..., S, d): what the model computes, exactly."""
 
@@ -55,6 +58,10 @@ class PixelBox:
     upper: Tensor
     anchor: Tensor
 
+    @property
+    def n_tokens(self) -> int:
+        return self.embedding.positions.shape[0]
+
     def embed(self, raw: Tensor) -> Tensor:
         return self.embedding(raw)
 
@@ -80,6 +87,10 @@ class EmbeddingBox:
     lower: Tensor  # (positions, d)
     upper: Tensor
     anchor: Tensor
+
+    @property
+    def n_tokens(self) -> int:
+        return self.base.shape[0]
 
     def embed(self, raw: Tensor) -> Tensor:  # (..., positions, d) -> (..., S, d)
         index = torch.tensor(self.positions, device=raw.device)

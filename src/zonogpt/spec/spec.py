@@ -47,7 +47,10 @@ def image_ball(
     anchor = as_image(model, image)
     assert isinstance(model.embedding, ImageEmbedding)  # as_image checked it
     radius = check_ball(radius, norm)
-    low, high = map(float, clip)
+    try:
+        low, high = map(float, clip)
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"clip must be (low, high); got {clip!r}") from error
     if not (low < high and low <= float(anchor.min()) and float(anchor.max()) <= high):
         raise SpecError(f"clip {clip} must be (low, high) with the image inside")
     wide = moved(model.embedding, model.device, torch.float64)
