@@ -292,10 +292,17 @@ def with_constant(block, part: str):
 
 
 @pytest.mark.parametrize("radius", [0.01, 0.5])
-@pytest.mark.parametrize(("constant", "causal"), [("none", True), ("none", False), ("q", True), ("k", True)])
+@pytest.mark.parametrize(
+    ("constant", "causal"), [("none", True), ("none", False), ("q", True), ("k", True), ("zero", False)]
+)
 def test_decomposed_operators(radius, constant, causal):
     """At every operator: what the shared and own-token symbols leave is within the interval, and kept within kept."""
-    block, z = with_constant(attention_block(11, causal=causal), constant), zonotope(12, radius=radius)
+    block, z = attention_block(11, causal=causal), zonotope(12, radius=radius)
+    if constant == "zero":  # equal tokens with queries and keys zero at the centre: only their product moves the scores
+        z = StructuredZonotope(z.c[:1].expand_as(z.c).clone(), z.G, z.L, z.b)
+        block = dataclasses.replace(block, b_qkv=-(block.norm(z.c[0]) @ block.w_qkv))
+    else:
+        block = with_constant(block, constant)
     norm = layernorm_bounds(block.norm, z)
     p = attention_point(block, norm.centre)
     r = operator_radii(p, norm, z)

@@ -56,4 +56,4 @@ def plan_structured(
             peak = max(peak, m + q_out + q + (q_out - q), m + 2 * q + d)  # while reducing, while converting
         most_local = max(most_local, q)
     bytes_each = sizes.n_tokens * d * item
-    return Plan(limit, m, most_local, peak * bytes_each + 4 * CHUNK_BYTES)
+    return Plan(limit, m, most_local, peak * bytes_each + 5 * CHUNK_BYTES)
