@@ -37,7 +37,9 @@ def plan_structured(
     d, softmax = sizes.width, sizes.n_heads * sizes.n_tokens
     m = min(sizes.n_inputs, limit) if promoted else 0
     q = 0 if promoted else min(sizes.inputs_per_token, limit)
-    most_local, peak, boxed = q, 0, False
+    most_local, peak = q, 0
+    # An interval at the start, which becomes d local generators: inputs beyond the pool, or what a cast rounded off.
+    boxed = (sizes.n_inputs if promoted else sizes.inputs_per_token) > limit or item < 8
     for block in range(sizes.n_blocks):
         q_in = q + (d if boxed else 0)
         if block % 2 == 0:
