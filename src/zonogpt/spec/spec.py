@@ -14,7 +14,7 @@ from torch import Tensor
 
 from zonogpt.errors import SpecError
 from zonogpt.model.ir import ImageEmbedding, Model, TokenEmbedding, as_ids, as_image
-from zonogpt.spec.claims import LinearClaim, MarginClaim, linear_claim, margin_claim
+from zonogpt.spec.claims import Claim, linear_claim, margin_claim
 from zonogpt.spec.inputs import EmbeddingBox, PixelBox
 from zonogpt.tensors import moved
 
@@ -22,7 +22,7 @@ from zonogpt.tensors import moved
 @dataclass(frozen=True)
 class Spec:
     input: PixelBox | EmbeddingBox
-    claim: MarginClaim | LinearClaim
+    claim: Claim
     radius: float
     label: int | None  # None for a linear claim
     n_outputs: int

@@ -40,8 +40,7 @@ class OperatorRadii:
     kept_Q: Tensor  # (H, S, e)
     kept_K: Tensor
     kept_V: Tensor
-    local_K: Tensor  # the local symbols' share of kept_K: to other tokens' queries it is an interval
-    local_V: Tensor
+    local_V: Tensor  # the local symbols' share of kept_V: to other tokens' queries it is an interval
     b_Q: Tensor
     b_K: Tensor
     b_V: Tensor
@@ -85,7 +84,6 @@ def operator_radii(point: AttentionPoint, norm: LayerNormBounds, z: StructuredZo
         kept_Q=sums["Q"] + local["Q"],
         kept_K=sums["K"] + local["K"],
         kept_V=sums["V"] + local["V"],
-        local_K=local["K"],
         local_V=local["V"],
         b_Q=b_Q,
         b_K=b_K,
