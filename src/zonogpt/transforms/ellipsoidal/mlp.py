@@ -1,0 +1,76 @@
+"""The MLP block over an ellipsoidal zonotope: LayerNorm, affine GELU, and the skip joined to the same symbols.
+
+    M(x) = x + W_2 (slope (W_1 n + b_1) + mid + half eps_g) + b_2,    n = LayerNorm's output
+
+GELU's half-widths are a true box over the hidden units; it is covered only behind W_2, and in the adjoint never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zonogpt.domains.chunks import chunks
+from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, box_cover, minkowski, rounded_out, sandwich
+from zonogpt.domains.finite import require_finite
+from zonogpt.domains.symbols import SymbolSums
+from zonogpt.model.ir import MlpBlock
+from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep, layernorm_step
+from zonogpt.transforms.gelu import N_PIECES, affine_gelu
+
+
+@dataclass(frozen=True)
+class MlpStep:
+    block: MlpBlock
+    norm: LayerNormStep
+    slope: Tensor  # (B, n, f)
+    half: Tensor  # (B, n, f)
+
+    def pull(self, functionals: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Functionals (B, K, n, d) of the block's output as functionals of its input, and what each error takes."""
+        hidden = functionals @ self.block.w_2.T  # (B, K, n, f)
+        gelu = (hidden.abs() * self.half[:, None]).sum((-1, -2))
+        before, norm = self.norm.pull((hidden * self.slope[:, None]) @ self.block.w_1.T)
+        return functionals + before, {"layernorm": norm, "gelu": gelu}
+
+
+def mlp_step(block: MlpBlock, z: EllipsoidalZonotope) -> tuple[EllipsoidalZonotope, MlpStep]:
+    """Z' with M(x) in Z' for x in z, same symbols, and the step for the adjoint."""
+    norm = layernorm_step(block.norm, z)
+    merged = minkowski(norm.jacobian_gram(z.Q), norm.error_gram)
+    centre = norm.centre @ block.w_1 + block.b_1  # (B, n, f)
+    spread = SymbolSums(z.p, with_cover=False)
+    for part in chunks(z.m, (centre.numel() + 2 * z.c.numel()) * z.c.element_size()):
+        spread.add(norm.jacobian(z.G[:, :, part]) @ block.w_1)
+    ellipsoid = ((merged @ block.w_1) * block.w_1).sum(-2).clamp(min=0).sqrt()
+    radius = spread.radius + ellipsoid
+    require_finite("GELU input", centre, radius)
+    slope, mid, half = _affine_gelu(centre - radius, centre + radius)
+
+    chain = (block.w_1 * slope[..., None, :]) @ block.w_2  # (B, n, d, d)
+    eye = torch.eye(chain.shape[-1], dtype=chain.dtype, device=chain.device)
+    whole = eye + norm.jacobian_adjoint(chain)
+    G = torch.empty_like(z.G)
+    for part in chunks(z.m, z.c.numel() * z.c.element_size()):
+        G[:, :, part] = z.G[:, :, part] @ whole
+    Q = minkowski(sandwich(z.Q, whole), sandwich(norm.error_gram, chain), box_cover(block.w_2, half))
+    out = EllipsoidalZonotope(
+        c=z.c + (slope * centre + mid) @ block.w_2 + block.b_2, G=G, Q=rounded_out(Q), p=z.p
+    )
+    require_finite("MLP output", out.c, out.G, out.Q)
+    return out, MlpStep(block, norm, slope, half)
+
+
+def _affine_gelu(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """affine_gelu in chunks of tokens: its pieces need some ten copies of 33 nodes each."""
+    flat_low, flat_high = low.flatten(0, -2), high.flatten(0, -2)
+    parts = [affine_gelu(flat_low[part], flat_high[part]) for part in _token_chunks(flat_low)]
+    slope, mid, half = (torch.cat(piece).reshape(low.shape) for piece in zip(*parts, strict=True))
+    return slope, mid, half
+
+
+def _token_chunks(hidden: Tensor) -> Iterator[slice]:
+    return chunks(hidden.shape[0], 10 * (N_PIECES + 1) * hidden.shape[1] * hidden.element_size())
