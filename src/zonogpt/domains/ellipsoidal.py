@@ -53,18 +53,24 @@ def sandwich(Q: Tensor, A: Tensor) -> Tensor:
 
 
 def minkowski(*grams: Tensor) -> Tensor:
-    """A Gram whose ellipsoid contains every sum of one point of each; of least trace among (sum t) sum_i Q_i / t_i."""
-    sizes = [trace(Q).sqrt() for Q in grams]
-    total = torch.stack(sizes).sum(0)
+    """A Gram whose ellipsoid contains every sum of one point of each: (sum t) sum_i Q_i / t_i, t_i = sqrt(trace Q_i).
+
+    That choice of t has the least trace.
+    """
+    t = weights(torch.stack([trace(Q).sqrt() for Q in grams]), dim=0)
+    total = t.sum(0)
     return sum(
-        ((total * reciprocal(size))[..., None, None] * Q for size, Q in zip(sizes, grams, strict=True)),
-        torch.zeros_like(grams[0]),
+        ((total / ti)[..., None, None] * Q for ti, Q in zip(t, grams, strict=True)), torch.zeros_like(grams[0])
     )
 
 
-def reciprocal(t: Tensor) -> Tensor:
-    """1 / t, and 0 for t = 0: a set of size zero adds nothing."""
-    return torch.where(t > 0, 1 / t, torch.zeros_like(t))
+def weights(sizes: Tensor, dim: int) -> Tensor:
+    """Positive weights close to `sizes` (>= 0): any positive ones are sound, but none may vanish.
+
+    A size that rounding or underflow made zero must not drop a set that is not empty, nor may 1 / t overflow. The
+    floor, a millionth of the sum, costs nothing.
+    """
+    return sizes + 1e-6 * sizes.sum(dim, keepdim=True) + torch.finfo(sizes.dtype).tiny ** 0.5
 
 
 def box_cover(A: Tensor, R: Tensor) -> Tensor:
@@ -72,23 +78,22 @@ def box_cover(A: Tensor, R: Tensor) -> Tensor:
 
     sum_k R_k^2 A_k A_k^T / w_k with weights w_k proportional to R_k |A_k|, which makes the trace smallest.
     """
-    length = torch.linalg.vector_norm(A, dim=-1)
-    scaled = A * (R * reciprocal(length)).sqrt()[..., None]
-    return (R * length).sum(-1)[..., None, None] * (scaled.mT @ scaled)
+    t = weights(R * torch.linalg.vector_norm(A, dim=-1), dim=-1)
+    scaled = A * (R / t.sqrt())[..., None]
+    return t.sum(-1)[..., None, None] * (scaled.mT @ scaled)
 
 
 def lambda_max(Q: Tensor, squarings: int = 4) -> Tensor:
     """An upper bound of the largest eigenvalue: (trace Q^p)^(1/p) for p = 2^(squarings + 1), rescaled on the way."""
-    scale = trace(Q)
-    power = Q * reciprocal(scale)[..., None, None]
-    log_scale = torch.zeros_like(scale)
+    floor = torch.finfo(Q.dtype).tiny
+    scale = trace(Q) + floor
+    power, log_scale = Q / scale[..., None, None], torch.zeros_like(scale)
     for _ in range(squarings):
-        power, log_scale = power @ power, 2 * log_scale
-        size = trace(power)
-        power, log_scale = power * reciprocal(size)[..., None, None], log_scale + size.clamp(min=1e-30).log()
-    root = 2.0**squarings
-    frobenius = torch.linalg.matrix_norm(power)
-    return scale * (((frobenius.clamp(min=1e-30).log() + log_scale) / root).exp()).clamp(max=1)
+        power = power @ power
+        size = trace(power) + floor  # at least 1 / d of the last one's square
+        power, log_scale = power / size[..., None, None], 2 * log_scale + size.log()
+    log_norm = (torch.linalg.matrix_norm(power) + floor).log() + log_scale
+    return scale * (log_norm / 2.0**squarings).exp().clamp(max=1)
 
 
 def rounded_out(Q: Tensor) -> Tensor:
@@ -98,5 +103,5 @@ def rounded_out(Q: Tensor) -> Tensor:
     less than a few d u |w|^2 trace(Q). The absolute term stands for entries that underflowed.
     """
     d, info = Q.shape[-1], torch.finfo(Q.dtype)
-    slack = 4 * (d + 8) * info.eps * trace(Q) + torch.where(trace(Q) > 0, 64 * info.tiny, 0.0)
+    slack = 4 * (d + 8) * info.eps * trace(Q) + 64 * info.tiny
     return Q + slack[..., None, None] * torch.eye(d, dtype=Q.dtype, device=Q.device)

@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from zonogpt.domains.ellipsoidal import lambda_max, reciprocal, trace
+from zonogpt.domains.ellipsoidal import lambda_max, trace, weights
 
 
 def dual_norm(values: Tensor, p: float, dim: int) -> Tensor:
@@ -38,7 +38,8 @@ class SymbolSums:
         length = torch.linalg.vector_norm(T, dim=-1)  # (..., chunk)
         if self.p == math.inf:
             # Box to ellipsoid with weights proportional to |T_j|.
-            scaled = T * reciprocal(length).sqrt()[..., None]
+            length = weights(length, dim=-1)
+            scaled = T / length.sqrt()[..., None]
             self._lengths = self._plus(self._lengths, length.sum(-1))
         else:
             scaled = T

@@ -20,11 +20,11 @@ from zonogpt.domains.ellipsoidal import (
     coordinate_radius,
     lambda_max,
     minkowski,
-    reciprocal,
     rounded_out,
     sandwich,
     support,
     trace,
+    weights,
 )
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.symbols import SymbolSums
@@ -141,7 +141,7 @@ def project(block: AttentionBlock, merged: Tensor, n_queries: int) -> Projection
     )  # fmt: skip
 
 
-def error_scores(point: Point, pr: Projections) -> tuple[Tensor, Tensor]:
+def error_scores(point: Point, pr: Projections) -> tuple[Tensor, Tensor, Tensor]:
     """e_W (B, H, I, S), what the error ellipsoids do to the centred scores, and Q_i^T K K^T Q_i (B, H, I, n)."""
     block, first = point.block, point.first
     KK = pr.per_head(pr.KK, block.n_heads)  # (B, H, n, e, e)
@@ -164,7 +164,30 @@ def error_scores(point: Point, pr: Projections) -> tuple[Tensor, Tensor]:
     y_own = (y * own).sum(-1, keepdim=True)
     var = ((a @ pr.QQ) * a).sum(-1) + 2 * weight * (a @ QKq[..., None]).squeeze(-1) + weight.square() * y_own
     e_W = (var.clamp(min=0).sqrt() + others) * block.scale
-    return e_W.masked_fill(point.log_P == -math.inf, 0.0), y
+    hidden = point.log_P == -math.inf
+    # All keys of a row together.
+    a = a.masked_fill(hidden[..., None], 0.0)
+    weight = weight.masked_fill(hidden, 0.0)
+    aq = (a @ QKq[..., None]).squeeze(-1)
+    gram_own = a @ pr.QQ @ a.mT + aq[..., :, None] * weight[..., None, :] + weight[..., :, None] * aq[..., None, :]
+    gram_own = gram_own + y_own[..., None] * weight[..., :, None] * weight[..., None, :]
+    yy = torch.zeros_like(point.P)
+    yy[..., first:] = y.masked_fill(own, 0.0)
+    yy = yy.masked_fill(hidden, 0.0)
+    t = weights((yy * point.P).sqrt(), -1)
+    r = yy / t
+    Pr = point.P * r
+    cross_gram = torch.diag_embed(r) - Pr[..., :, None] - Pr[..., None, :] + (point.P * Pr).sum(-1)[..., None, None]
+    cross_gram = cross_gram.masked_fill(hidden[..., None, :] | hidden[..., :, None], 0.0)
+    cross_gram = t.sum(-1)[..., None, None] * cross_gram
+    gram = weighted_minkowski(point.P, gram_own, cross_gram) * block.scale**2
+    return e_W.masked_fill(hidden, 0.0), y, gram
+
+
+def weighted_minkowski(P: Tensor, *grams: Tensor) -> Tensor:
+    """minkowski for Grams over the keys of a row, with the traces weighted by P."""
+    t = weights(torch.stack([(Q.diagonal(dim1=-2, dim2=-1) * P).sum(-1).clamp(min=0).sqrt() for Q in grams]), dim=0)
+    return sum(((t.sum(0) / ti)[..., None, None] * Q for ti, Q in zip(t, grams, strict=True)), torch.zeros_like(grams[0]))
 
 
 @dataclass(frozen=True)
@@ -174,6 +197,7 @@ class AttentionStep:
     softmax: SoftmaxStep
     shifted: Tensor  # (B, H, I): 1 where the centre moved by a quarter of sum_j kbar_j v'_j
     value_gram: Tensor  # (B, H, n, e, e): cover of the values' change
+    product_gram: Tensor
 
     def pull(self, functionals: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Functionals (B, K, I, d) of the block's output as functionals (B, K, n, d) of its input, and the losses."""
@@ -185,11 +209,12 @@ class AttentionStep:
         kbar, V1 = s.kbar[:, None], s.V1[:, None]
         # 1/2 sum kappa_j l_j from below; the shift of the centre was counted and is taken back.
         curve = 0.5 * largest_sum(kbar.expand_as(down), down, V1)
-        shift = 0.25 * self.shifted[:, None] * (kbar * along).sum(-1)
+        shift = 0.5 * self.shifted[:, None] * (kbar * along).sum(-1)
         softmax = (curve + shift + (s.drift[:, None] * along.abs()).sum(-1)).sum((-1, -2))
         scores = (s.scores[:, None] * along.abs()).sum((-1, -2, -3))
         value = torch.einsum("bkhie,bhnef,bkhif->bkhin", w, self.value_gram, w).clamp(min=0).sqrt()
-        product = (s.total[:, None, ..., first:] * value).sum((-1, -2, -3))
+        product = (s.total[:, None, ..., first:] * value).sum(-1)
+        product = torch.minimum(product, ((w[..., None, :] @ self.product_gram[:, None]).squeeze(-2) * w).sum(-1).clamp(min=0).sqrt()).sum((-1, -2))
 
         P = point.P[:, None]
         slope = P * along * s.sloped[:, None, ..., None] * block.scale  # (B, K, H, I, S)
@@ -222,7 +247,8 @@ def attention_step(
         sums.Q.add(t.Q), sums.K.add(t.K), sums.V.add(t.V), sums.W.add(t.W)
         images[:, :, part] = branch_images(point, t, point.P)
 
-    e_W, y = error_scores(point, pr)
+    e_W, y, error_gram = error_scores(point, pr)
+    score_gram = weighted_minkowski(point.P, sums.W.cover, error_gram)
     KK, VV = pr.per_head(pr.KK, H), pr.per_head(pr.VV, H)
     T_Q = sums.Q.radius + coordinate_radius(pr.QQ)
     T_K = sums.K.radius + coordinate_radius(KK)
@@ -233,7 +259,7 @@ def attention_step(
     R_U = R_U.masked_fill(point.log_P == -math.inf, 0.0)
     values = point.values
     length = torch.linalg.vector_norm(values, dim=-1)
-    s = softmax_step(point.log_P, sums.W.radius, e_W, R_U, sums.W.cover, length)
+    s = softmax_step(point.log_P, sums.W.radius, e_W, R_U, score_gram, length)
     require_finite("attention softmax", s.kbar, s.coefficient, s.total)
     if not bool(s.sloped.all()):
         for part in parts:
@@ -241,24 +267,29 @@ def attention_step(
             images[:, :, part] = branch_images(point, t, point.P * s.sloped[..., None])
 
     # New errors, per head and query, in head space.
-    shifted = s.kbar.sum(-1) / 4 < s.V1
-    two_sided = s.coefficient + 0.25 * s.kbar * shifted[..., None]
-    one_sided = 0.5 * (s.V1 * ~shifted)[..., None, None] ** 0.5 * values * s.kbar.sqrt()[..., None]
+    K = s.kbar.sum(-1)
+    shifted = torch.where(K > 0, s.V1 / K, torch.zeros_like(K)).clamp(max=0.5)
+    F = s.V1 * (1 - 2 * shifted) + shifted.square() * K
+    one_sided = 0.5 * F[..., None, None] ** 0.5 * values * s.kbar.sqrt()[..., None]
     value_gram = minkowski(sums.V.cover, VV)  # (B, H, n, e, e)
     size_V = trace(value_gram).sqrt()
     weight_P = s.total[..., point.first :]
-    product = (weight_P * size_V[:, :, None]).sum(-1)[..., None, None] * torch.einsum(
-        "bhin,bhnef->bhief", weight_P, reciprocal(size_V)[..., None, None] * value_gram
-    )
-    local = minkowski(box_cover(values, two_sided), one_sided.mT @ one_sided, product)
+    tau = weights(weight_P, -1) / weights(size_V, -1)[:, :, None]
+    inverse = 1 / tau
+    root = point.P[..., point.first :] * inverse.sqrt()
+    jointly = lambda_max(root[..., :, None] * score_gram[..., point.first :, point.first :] * root[..., None, :]).sqrt()
+    jointly = (jointly + (s.residual[..., point.first :].square() * inverse).sum(-1).sqrt()).square()
+    apart = (weight_P.square() * inverse).sum(-1)
+    product = torch.fmin(apart, jointly)[..., None, None] * torch.einsum("bhin,bhnef->bhief", tau, value_gram)
+    local = minkowski(box_cover(values, s.coefficient), one_sided.mT @ one_sided, product)
 
-    shift = 0.25 * ((s.kbar * shifted[..., None])[..., None, :] @ values).squeeze(-2)  # (B, H, I, e)
+    shift = 0.5 * shifted[..., None] * (s.kbar[..., None, :] @ values).squeeze(-2)  # (B, H, I, e)
     c = z.c[:, -n_queries:] + block.join_heads(point.O + shift) @ block.w_o + block.b_o
     Q = error_images(point, norm, z, merged, pr, y, s, local)
     images += z.G[:, -n_queries:]
     out = EllipsoidalZonotope(c=c, G=images, Q=rounded_out(Q), p=z.p)
     require_finite("attention output", out.c, out.G, out.Q)
-    return out, AttentionStep(point, norm, s, shifted.to(c.dtype), value_gram)
+    return out, AttentionStep(point, norm, s, shifted, value_gram, product)
 
 
 def symbol_bytes(point: Point) -> int:
@@ -303,9 +334,9 @@ def error_images(
     size = P * trace(pr.per_head(pr.VV, H)).sqrt()[:, :, None] + torch.linalg.vector_norm(b, dim=-1) * y.sqrt()
     t_pair = torch.einsum("h,bhin->bin", metric, size.square()).sqrt()
     hidden = own | (point.log_P[:, 0, :, first:] == -math.inf)
-    t_pair = t_pair.masked_fill(hidden, 0.0)
-    inverse = reciprocal(t_pair)  # (B, I, n)
-    t_local = (metric[:, None] * trace(local)).sqrt()  # (B, H, I)
+    t_pair = weights(t_pair.masked_fill(hidden, 0.0), -1)
+    inverse = (1 / t_pair).masked_fill(hidden, 0.0)  # (B, I, n)
+    t_local = weights((metric[:, None] * trace(local)).sqrt(), 1)  # (B, H, I)
 
     # Value part: sum_s P^h P^h' / t  VV_s^{hh'}
     omega = P[:, :, None] * P[:, None] * inverse[:, None, None]  # (B, H, H', I, n)
@@ -320,7 +351,7 @@ def error_images(
     z_part = z_part.permute(0, 2, 3, 1, 4).flatten(-2)  # (B, I, d, d)
     inner = inner + z_part + z_part.mT
     # New errors: block diagonal
-    blocks = reciprocal(t_local)[..., None, None] * local  # (B, H, I, e, e)
+    blocks = local / t_local[..., None, None]  # (B, H, I, e, e)
     inner.unflatten(-1, (H, e)).unflatten(-3, (H, e)).diagonal(dim1=2, dim2=4).add_(blocks.permute(0, 2, 3, 4, 1))
 
     # The query's own token: query, key, value and the skip move together.
@@ -336,11 +367,11 @@ def error_images(
     eye = torch.eye(d, dtype=A.dtype, device=A.device)
     carried = sandwich(z.Q[:, -I:], eye + queries.jacobian_adjoint(own_map))
     fresh = sandwich(norm.error_gram[:, -I:], own_map)
-    t_own = torch.stack([trace(carried).sqrt(), trace(fresh).sqrt()])  # (2, B, I)
+    t_own = weights(torch.stack([trace(carried).sqrt(), trace(fresh).sqrt()]), 0)  # (2, B, I)
 
     total = t_pair.sum(-1) + t_local.sum(1) + t_own.sum(0)  # (B, I)
-    scale = reciprocal(t_own)[..., None, None]
-    return total[..., None, None] * (sandwich(inner, block.w_o) + scale[0] * carried + scale[1] * fresh)
+    scale = t_own[..., None, None]
+    return total[..., None, None] * (sandwich(inner, block.w_o) + carried / scale[0] + fresh / scale[1])
 
 
 def _last(norm: LayerNormStep, count: int) -> LayerNormStep:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from zonogpt.domains.chunks import chunks
-from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, lambda_max, minkowski, reciprocal, support
+from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, lambda_max, minkowski, support, trace
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.symbols import SymbolSums, dual_norm
 from zonogpt.model.ir import LayerNorm
@@ -33,12 +33,13 @@ class LayerNormStep:
     norm: LayerNorm
     z: EllipsoidalZonotope  # before the step; kept because e contains a scaled copy of its deviation
     centre: Tensor  # (B, n, d)
+    x_hat: Tensor  # (B, n, d): (centre - beta) / gamma
     sloped: Tensor  # (B, n) booleans
     z0: Tensor  # (B, n, d)
     a0: Tensor  # (B, n)
     half: Tensor  # (B, n): half-width of e_rho
     delta: Tensor  # (B, n): bound of |d_rho|; 0 where not sloped
-    ball: Tensor  # (B, n): radius of LayerNorm's range where not sloped, else 0
+    ball: Tensor  # (B, n): |(LN(x) - beta) / gamma|_2 <= ball
     error_gram: Tensor  # (B, n, d, d)
 
     def jacobian(self, v: Tensor) -> Tensor:
@@ -60,19 +61,32 @@ class LayerNormStep:
         return rho[..., None, None] * (vbar - (vbar @ self.z0[..., None]) * along[..., None, :])
 
     def pull(self, functionals: Tensor) -> tuple[Tensor, Tensor]:
-        """Functionals of LayerNorm's output (B, K, n, d) as functionals of its input, and the error's part (B, K)."""
+        """Functionals of LayerNorm's output (B, K, n, d) as functionals of its input, and the error's part (B, K).
+
+        For each functional and token the better of two enclosures of LN(x) - centre: slope and error, or the range.
+        """
         w = (functionals * self.norm.gamma).transpose(1, 2)  # (B, n, K, d)
-        return self._normalised(w).transpose(1, 2), self.support(w).sum(1)
+        w = w - w.mean(-1, keepdim=True)
+        before = self._normalised(w)
+        error = self.support(w)
+        range_ = self.ball[..., None] * torch.linalg.vector_norm(w, dim=-1) + (w @ self.x_hat[..., None]).squeeze(-1)
+        # The slope's part is lost further back; what it amounts to is bounded here.
+        linear = self._deviation(before)
+        flat = ~self.sloped[..., None] | ~(error + linear < range_)  # (B, n, K)
+        before = before.masked_fill(flat[..., None], 0.0)
+        return before.transpose(1, 2), torch.where(flat, range_, error).sum(1)
 
     def support(self, w: Tensor) -> Tensor:
-        """(B, n, K): the largest value of w . e / gamma, for directions w (B, n, K, d) already multiplied by gamma."""
-        w = w - w.mean(-1, keepdim=True)
+        """(B, n, K): the largest value of the sloped error in directions w (B, n, K, d), mean-free, gamma included."""
         line = (w @ self.z0[..., None]).squeeze(-1).abs() * self.half[..., None]
+        return line + self.delta[..., None] * self._deviation(w)
+
+    def _deviation(self, w: Tensor) -> Tensor:
+        """(B, n, K): the largest value of w . (x - c)."""
         shared = torch.cat(
             [dual_norm(w[:, [s]] @ self.z.G[:, [s]].mT, self.z.p, -1) for s in range(w.shape[1])], dim=1
         )  # token by token: (B, 1, K, m) is the largest temporary
-        deviation = shared + support(self.z.Q, w)
-        return line + self.delta[..., None] * deviation + self.ball[..., None] * torch.linalg.vector_norm(w, dim=-1)
+        return shared + support(self.z.Q, w)
 
 
 def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope) -> LayerNormStep:
@@ -93,29 +107,24 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope) -> LayerNormStep:
     require_finite("LayerNorm input", z0, z0_dot, rho)
 
     A, B, delta = scalar_remainders(norm2, a0, norm.tau, d, z0_dot, rho)
-    length = norm2.sqrt()
     half, shift = (A + B) / 2, (B - A) / 2
-    taylor = length * half + delta * rho
-    # |xhat|^2 = d (a - tau) / a grows with a, and sqrt(d (a - tau)) <= |z0| + rho.
-    reach = length + rho
-    ball = reach / (norm.tau + reach.square() / d).sqrt()
-    sloped = taylor < ball  # NaN or inf: not sloped
-    zero = torch.zeros_like(half)
-    half, delta, shift = (torch.where(sloped, x, zero) for x in (half, delta, shift))
-    ball = torch.where(sloped, zero, ball)
-    x_hat = z0 * (a0.rsqrt() * sloped + shift)[..., None]
     line = z0 * half[..., None]
-    deviation = minkowski(spread.cover, Q)
-    eye = torch.eye(d, dtype=Q.dtype, device=Q.device)
-    range_gram = ball.square()[..., None, None] * (eye - 1 / d)
-    error = minkowski(
-        line[..., :, None] * line[..., None, :], delta.square()[..., None, None] * deviation, range_gram
-    )
+    taylor = minkowski(line[..., :, None] * line[..., None, :], delta.square()[..., None, None] * minkowski(spread.cover, Q))
+    # |xhat|^2 = d (a - tau) / a grows with a, and sqrt(d (a - tau)) <= |z0| + rho.
+    reach = norm2.sqrt() + rho
+    ball = reach / (norm.tau + reach.square() / d).sqrt()
+    sphere = torch.eye(d, dtype=Q.dtype, device=Q.device) - 1 / d
+    # Any slope is sound, zero too: where it leaves the smaller error there is nothing to gain from the Jacobian.
+    sloped = trace(taylor) < ball.square() * trace(sphere)  # NaN or inf: not sloped
+    error = torch.where(sloped[..., None, None], taylor, ball.square()[..., None, None] * sphere)
+    half, delta, shift = (torch.where(sloped, x, torch.zeros_like(x)) for x in (half, delta, shift))
+    x_hat = z0 * (a0.rsqrt() * sloped + shift)[..., None]
     gamma = norm.gamma
     return LayerNormStep(
         norm=norm,
         z=z,
         centre=gamma * x_hat + norm.beta,
+        x_hat=x_hat,
         sloped=sloped,
         z0=z0,
         a0=a0,
@@ -135,16 +144,22 @@ def centred_gram(Q: Tensor) -> Tensor:
 def scalar_remainders(
     norm2: Tensor, a0: Tensor, tau: float, d: int, z0_dot: Tensor, rho: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(A, B, delta): e_rho = rho(a) - rho(a0) - rho'(a0) 2 z0.Dbar / d is in [-A, B], |rho(a) - rho(a0)| <= delta.
+    """(A, B, delta): rho(a) - rho(a0) - rho'(a0) lin is in [-A, B] and |rho(a) - rho(a0)| <= delta, rho(a) = 1/sqrt(a).
 
-    Over all Dbar with |z0 . Dbar| <= z0_dot and |Dbar| <= rho. Ratios first: powers such as a^(-5/2) underflow to 0
-    for large activations. May be inf when the arithmetic overflows.
+    a = a0 + lin + quad with lin = 2 z0.Dbar / d and quad = |Dbar|^2 / d, over all Dbar with |z0 . Dbar| <= z0_dot and
+    |Dbar| <= rho. The three are exact over that range of (lin, quad), in forms that do not cancel.
     """
     length = norm2.sqrt()
     r_lin, r_quad = 2 * z0_dot / d, rho.square() / d
-    r_a = r_lin + r_quad
-    r_par = z0_dot * reciprocal(length)
-    a_min = tau + torch.maximum((norm2 / d - r_lin).clamp(min=0), (length - r_par).clamp(min=0).square() / d)
-    A = 0.5 * (r_quad / a0) * a0.rsqrt()
-    B = 0.375 * (r_a / a_min).square() * a_min.rsqrt()
-    return A, B, (0.5 * (r_a / a_min)).clamp(max=1) * a_min.rsqrt()
+    r_par = torch.where(length > 0, z0_dot / length, torch.zeros_like(length))
+    # a is least when Dbar points against z0: a_min = tau + (|z0| - r_par)^2 / d, x = 1 - a_min / a0.
+    inside = r_par < length
+    a_min = tau + (length - r_par).clamp(min=0).square() / d
+    x = torch.where(inside, r_lin - r_par.square() / d, norm2 / d) / a0
+    s = (a_min / a0).sqrt()
+    y = (r_lin + r_quad) / a0
+    t = (1 + y).sqrt()
+    unit = a0.rsqrt()
+    A = 0.5 * (r_quad / a0) * unit
+    B = unit * x.square() * (2 + s) / (2 * s * (1 + s).square())
+    return A, B, unit * torch.maximum(x / (s * (1 + s)), y / (t * (1 + t)))

@@ -33,10 +33,11 @@ class SoftmaxStep:
     P: Tensor
     sloped: Tensor  # (B, H, I) booleans
     kbar: Tensor  # 0 where not sloped
-    V1: Tensor  # (B, H, I)
+    V1: Tensor  # (B, H, I); 0 where not sloped
     drift: Tensor  # where not sloped: all of |p_j - P_j|
     scores: Tensor  # the products of score changes
     total: Tensor
+    residual: Tensor  # |p_j - P_j - P_j delta_j| for delta_j the input symbols' part
 
     @property
     def coefficient(self) -> Tensor:
@@ -55,7 +56,7 @@ def softmax_step(
     P, hidden = log_P.exp(), masked(log_P)
     R_W = R_U + (P * R_U).sum(-1, keepdim=True)
     W = (f_W + e_W + R_W).masked_fill(hidden, 0.0)
-    rest = (W - f_W).masked_fill(hidden, 0.0).clamp(min=0)
+    rest = R_W.masked_fill(hidden, 0.0)
     pe = (log_P + W).clamp(max=0).exp()  # p_j(t) <= pe_j for all t
     V1 = largest_sum(pe, W.square())
     if score_gram is not None:
@@ -80,10 +81,11 @@ def softmax_step(
         P=P,
         sloped=sloped,
         kbar=torch.where(keep, kbar, torch.zeros_like(kbar)),
-        V1=V1,
+        V1=torch.where(sloped, V1, torch.zeros_like(V1)),
         drift=torch.where(keep, drift, deviation),
         scores=torch.where(keep, scores, torch.zeros_like(scores)),
         total=total,
+        residual=taylor - P * (f_W + e_W),
     )
 
 
