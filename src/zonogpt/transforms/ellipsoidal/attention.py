@@ -30,7 +30,7 @@ from zonogpt.domains.finite import require_finite
 from zonogpt.domains.symbols import SymbolSums
 from zonogpt.model.ir import AttentionBlock
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep, layernorm_step
-from zonogpt.transforms.ellipsoidal.softmax import SoftmaxStep, largest_sum, softmax_step
+from zonogpt.transforms.ellipsoidal.softmax import SoftmaxStep, softmax_step
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,9 @@ def tangents(point: Point, n_dot: Tensor) -> Tangents:
     return Tangents(Q, K, V, (U - mean).masked_fill((point.log_P == -math.inf)[..., None, :], 0.0))
 
 
-def branch_images(point: Point, t: Tangents, P_sloped: Tensor) -> Tensor:
-    """The tangents behind the branch, (B, I, m, d); P_sloped is P where softmax keeps its slope, else 0."""
-    # sum_j P_j u_j v_j = sum_j P_j u_j v'_j, for u is centred.
-    heads = (t.W * P_sloped[..., None, :]) @ point.V[:, :, None]  # (B, H, I, m, e)
+def branch_images(point: Point, t: Tangents, score_values: Tensor) -> Tensor:
+    """The tangents behind the branch, (B, I, m, d)."""
+    heads = (t.W * point.P[..., None, :]) @ score_values  # (B, H, I, m, e)
     heads = heads + torch.einsum("bhij,bhjme->bhime", point.P[..., point.first :], t.V)
     return heads.permute(0, 2, 3, 1, 4).flatten(-2) @ point.block.w_o
 
@@ -195,7 +194,6 @@ class AttentionStep:
     point: Point
     norm: LayerNormStep
     softmax: SoftmaxStep
-    shifted: Tensor  # (B, H, I): 1 where the centre moved by a quarter of sum_j kbar_j v'_j
     value_gram: Tensor  # (B, H, n, e, e): cover of the values' change
     product_gram: Tensor
 
@@ -205,19 +203,16 @@ class AttentionStep:
         first, I = point.first, point.n_queries  # noqa: E741
         w = block.split_heads(functionals @ block.w_o.T)  # (B, K, H, I, e)
         along = torch.einsum("bkhie,bhje->bkhij", w, point.V) - torch.einsum("bkhie,bhie->bkhi", w, point.O)[..., None]
-        down = (-along).clamp(min=0)
-        kbar, V1 = s.kbar[:, None], s.V1[:, None]
-        # 1/2 sum kappa_j l_j from below; the shift of the centre was counted and is taken back.
-        curve = 0.5 * largest_sum(kbar.expand_as(down), down, V1)
-        shift = 0.5 * self.shifted[:, None] * (kbar * along).sum(-1)
-        softmax = (curve + shift + (s.drift[:, None] * along.abs()).sum(-1)).sum((-1, -2))
-        scores = (s.scores[:, None] * along.abs()).sum((-1, -2, -3))
+        size = along.abs()
+        softmax = (s.error[:, None] * size).sum((-1, -2, -3)) + (s.common[:, None] * along).sum(-1).abs().sum((-1, -2))
+        scores = (s.scores[:, None] * size).sum((-1, -2, -3))
         value = torch.einsum("bkhie,bhnef,bkhif->bkhin", w, self.value_gram, w).clamp(min=0).sqrt()
         product = (s.total[:, None, ..., first:] * value).sum(-1)
         product = torch.minimum(product, ((w[..., None, :] @ self.product_gram[:, None]).squeeze(-2) * w).sum(-1).clamp(min=0).sqrt()).sum((-1, -2))
 
         P = point.P[:, None]
-        slope = P * along * s.sloped[:, None, ..., None] * block.scale  # (B, K, H, I, S)
+        sloped = s.slope[:, None] * along
+        slope = P * (sloped - (P * sloped).sum(-1, keepdim=True)) * block.scale  # (B, K, H, I, S)
         lam_V = P[..., first:].mT @ w  # (B, K, H, n, e)
         lam_K = slope[..., first:].mT @ point.Q[:, None]
         lam_Q = torch.zeros_like(lam_V)
@@ -240,12 +235,13 @@ def attention_step(
 
     sums = Spreads(SymbolSums(z.p), SymbolSums(z.p), SymbolSums(z.p), SymbolSums(z.p))
     B, n, m, d = z.G.shape
+    values = point.values
     images = torch.empty(B, n_queries, m, d, dtype=z.G.dtype, device=z.G.device)
     parts = list(chunks(m, symbol_bytes(point)))
     for part in parts:
         t = tangents(point, norm.jacobian(z.G[:, :, part]))
         sums.Q.add(t.Q), sums.K.add(t.K), sums.V.add(t.V), sums.W.add(t.W)
-        images[:, :, part] = branch_images(point, t, point.P)
+        images[:, :, part] = branch_images(point, t, values)
 
     e_W, y, error_gram = error_scores(point, pr)
     score_gram = weighted_minkowski(point.P, sums.W.cover, error_gram)
@@ -257,20 +253,16 @@ def attention_step(
     R_U = torch.zeros_like(point.P)
     R_U[..., point.first :] = torch.minimum(T_Q @ T_K.mT, rho_Q[..., None] * rho_K[..., None, :]) * block.scale
     R_U = R_U.masked_fill(point.log_P == -math.inf, 0.0)
-    values = point.values
     length = torch.linalg.vector_norm(values, dim=-1)
-    s = softmax_step(point.log_P, sums.W.radius, e_W, R_U, score_gram, length)
-    require_finite("attention softmax", s.kbar, s.coefficient, s.total)
-    if not bool(s.sloped.all()):
-        for part in parts:
-            t = tangents(point, norm.jacobian(z.G[:, :, part]))
-            images[:, :, part] = branch_images(point, t, point.P * s.sloped[..., None])
+    s = softmax_step(point.log_P, sums.W.radius + e_W, R_U, score_gram, length)
+    require_finite("attention softmax", s.slope, s.error, s.total)
+    score_values = s.slope[..., None] * values
+    score_values = score_values - point.P[..., None, :] @ score_values
+    for part in parts:
+        t = tangents(point, norm.jacobian(z.G[:, :, part]))
+        images[:, :, part] = branch_images(point, t, score_values)
 
     # New errors, per head and query, in head space.
-    K = s.kbar.sum(-1)
-    shifted = torch.where(K > 0, s.V1 / K, torch.zeros_like(K)).clamp(max=0.5)
-    F = s.V1 * (1 - 2 * shifted) + shifted.square() * K
-    one_sided = 0.5 * F[..., None, None] ** 0.5 * values * s.kbar.sqrt()[..., None]
     value_gram = minkowski(sums.V.cover, VV)  # (B, H, n, e, e)
     size_V = trace(value_gram).sqrt()
     weight_P = s.total[..., point.first :]
@@ -281,15 +273,16 @@ def attention_step(
     jointly = (jointly + (s.residual[..., point.first :].square() * inverse).sum(-1).sqrt()).square()
     apart = (weight_P.square() * inverse).sum(-1)
     product = torch.fmin(apart, jointly)[..., None, None] * torch.einsum("bhin,bhnef->bhief", tau, value_gram)
-    local = minkowski(box_cover(values, s.coefficient), one_sided.mT @ one_sided, product)
+    common = s.common[..., None, :] @ values  # (B, H, I, 1, e)
+    local = minkowski(box_cover(torch.cat([values, common], -2), torch.nn.functional.pad(s.error + s.scores, (0, 1), value=1.0)), product)
 
-    shift = 0.5 * shifted[..., None] * (s.kbar[..., None, :] @ values).squeeze(-2)  # (B, H, I, e)
+    shift = (s.shift[..., None, :] @ values).squeeze(-2)  # (B, H, I, e)
     c = z.c[:, -n_queries:] + block.join_heads(point.O + shift) @ block.w_o + block.b_o
-    Q = error_images(point, norm, z, merged, pr, y, s, local)
+    Q = error_images(point, norm, z, pr, y, score_values, local)
     images += z.G[:, -n_queries:]
     out = EllipsoidalZonotope(c=c, G=images, Q=rounded_out(Q), p=z.p)
     require_finite("attention output", out.c, out.G, out.Q)
-    return out, AttentionStep(point, norm, s, shifted, value_gram, product)
+    return out, AttentionStep(point, norm, s, value_gram, product)
 
 
 def symbol_bytes(point: Point) -> int:
@@ -301,10 +294,9 @@ def error_images(
     point: Point,
     norm: LayerNormStep,
     z: EllipsoidalZonotope,
-    merged: Tensor,
     pr: Projections,
     y: Tensor,
-    s: SoftmaxStep,
+    score_values: Tensor,
     local: Tensor,
 ) -> Tensor:
     """(B, I, d, d): the Minkowski sum, per query, of every old error's image and the new errors `local`.
@@ -321,8 +313,7 @@ def error_images(
     own[torch.arange(I), torch.arange(n - I, n)] = True
 
     P = point.P[..., first:]  # (B, H, I, n)
-    P_slope = P * s.sloped[..., None] * block.scale
-    b = point.values[..., first:, :] * P_slope[..., None]  # (B, H, I, n, e): P_is v'_is / sqrt(e)
+    b = score_values[..., first:, :] * (P * block.scale)[..., None]  # (B, H, I, n, e)
     # X: value by key score, for every query: x[b, h', i, n, d] = VK_s[:, h'] q_i^h'
     KV = pr.KV.unflatten(-2, (H, e))  # (B, n, H', e', d)
     x = torch.einsum("bhie,bnhed->bhind", point.Q, KV)  # (B, H', I, n, d)
@@ -358,7 +349,7 @@ def error_images(
     w_q, w_k, w_v = (w.unflatten(-1, (H, e)) for w in block.w_qkv.chunk(3, dim=-1))  # (d, H, e)
     P_own = (P * own).sum(-1)  # (B, H, I)
     b_own = (b * own[..., None]).sum(-2)  # (B, H, I, e)
-    C = torch.einsum("bhij,bhje,bhijf->bhief", point.P * s.sloped[..., None] * block.scale, point.K, point.values)
+    C = torch.einsum("bhij,bhje,bhijf->bhief", point.P * block.scale, point.K, score_values)
     A = torch.einsum("dhe,bhi->bidhe", w_v, P_own)
     A = A + torch.einsum("bidh,bhie->bidhe", torch.einsum("dhe,bhie->bidh", w_k, point.Q), b_own)
     A = A + torch.einsum("dhf,bhife->bidhe", w_q, C)

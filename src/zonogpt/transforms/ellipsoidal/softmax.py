@@ -1,18 +1,18 @@
-"""Softmax rows whose centred scores move, and the weighted sum of values that follows: a bound per key.
+"""Softmax rows whose scores move, and the weighted sum of values behind them: an exact formula, then best slopes.
 
 For one head and query let P = softmax(U), delta the change of the scores minus its P-mean (softmax does not see the
-mean), |delta_j| <= W_j, y(t) = sum_j p_j(t) v_j along p(t) = softmax(U + t delta), and v'_j = v_j - y(0). Then
+mean), y = sum_j P_j v_j, v'_j = v_j - y, psi(t) = e^t - 1 - t and Z = sum_j P_j e^delta_j = 1 + sum_j P_j psi(delta_j).
+Since p_j = P_j e^delta_j / Z, exactly
 
-    y(1) - y(0) - y'(0) = 1/2 sum_j kappa_j v'_j + V1/6 sum_j xi_j g_j v'_j
-    0 <= kappa_j <= kbar_j,   sum_j kappa_j <= V1,   |xi_j| <= 1.
+    sum_j p_j v_j - y  =  sum_j P_j ( delta_j + (1 - zeta) psi(delta_j) - zeta delta_j ) v'_j,     zeta = 1 - 1/Z in [0, 1).
 
-Arrays are (B, H, I, S): input, head, query, key; masked keys have log P = -inf and W = 0. Everything with exp is formed
-from log P: a key with P < e^-60 and W > 60 may wake up. Derivations: docs/math.md, section "Method E: softmax".
+psi on [-W_j, W_j] is replaced by its chord and a half-width, zeta by the middle of its range: a slope per key, a
+constant and an error per key. Arrays are (B, H, I, S): input, head, query, key; masked keys have log P = -inf and W = 0.
+Derivations: docs/math.md, section "Method E: softmax".
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -24,88 +24,101 @@ from zonogpt.transforms.softmax import masked, softmax_deviation
 
 @dataclass(frozen=True)
 class SoftmaxStep:
-    """sum_j (p_j - P_j) v_j = [sloped] J delta_linear + 1/2 sum_j kappa_j v'_j + sum_j xi_j coefficient_j v'_j.
+    """sum_j (p_j - P_j) v_j = sum_j (P_j slope_j delta_j + shift_j + xi common_j + xi_j (error_j + scores_j)) v'_j
 
-    With kappa and xi as above; J delta_linear = sum_j P_j delta_j v'_j for the part of delta that is linear in the
-    domain's symbols (input symbols and ellipsoids). Also |p_j - P_j| <= total_j.
+    for every v, with |xi|, |xi_j| <= 1, where delta is the part of the centred score change that is linear in the domain's
+    symbols. Also |p_j - P_j| <= total_j and |p_j - P_j - P_j delta_j| <= residual_j. Slope and shift are 0 where the
+    row's range leaves a smaller error.
     """
 
-    P: Tensor
-    sloped: Tensor  # (B, H, I) booleans
-    kbar: Tensor  # 0 where not sloped
-    V1: Tensor  # (B, H, I); 0 where not sloped
-    drift: Tensor  # where not sloped: all of |p_j - P_j|
-    scores: Tensor  # the products of score changes
+    slope: Tensor
+    shift: Tensor
+    common: Tensor
+    error: Tensor
+    scores: Tensor  # the part of the error that products of score changes make
     total: Tensor
-    residual: Tensor  # |p_j - P_j - P_j delta_j| for delta_j the input symbols' part
-
-    @property
-    def coefficient(self) -> Tensor:
-        return self.drift + self.scores
+    residual: Tensor
 
 
 def softmax_step(
-    log_P: Tensor, f_W: Tensor, e_W: Tensor, R_U: Tensor, score_gram: Tensor | None, length: Tensor
+    log_P: Tensor, linear: Tensor, R_U: Tensor, score_gram: Tensor, length: Tensor
 ) -> SoftmaxStep:
     """The contract of SoftmaxStep.
 
-    `f_W` bounds the centred score change by the input symbols, `e_W` that by the error ellipsoids, `R_U` the products
-    of changes (not centred). `score_gram` (B, H, I, S, S) covers the first part, all keys of a row together.
-    `length` (B, H, I, S) is |v'_j|: where slope zero leaves a smaller error it is taken.
+    `linear` bounds the centred score change that is linear in the symbols, key by key, `score_gram` (B, H, I, S, S)
+    covers it for all keys together, `R_U` bounds the products of changes (not centred). `length` is |v'_j|.
     """
     P, hidden = log_P.exp(), masked(log_P)
-    R_W = R_U + (P * R_U).sum(-1, keepdim=True)
-    W = (f_W + e_W + R_W).masked_fill(hidden, 0.0)
-    rest = R_W.masked_fill(hidden, 0.0)
-    pe = (log_P + W).clamp(max=0).exp()  # p_j(t) <= pe_j for all t
-    V1 = largest_sum(pe, W.square())
-    if score_gram is not None:
-        root = pe.sqrt()
-        weighted = root[..., :, None] * score_gram * root[..., None, :]
-        V1 = torch.minimum(V1, (lambda_max(weighted).sqrt() + largest_sum(pe, rest.square()).sqrt()).square())
-    top = torch.maximum(W, V1[..., None])
-    rising = (log_P + log_phi(W)).clamp(max=0).exp() * top.square()
-    falling = P * (W.square() + (2 / 3) * W * V1[..., None] + V1[..., None].square() / 6)
-    kbar = torch.maximum(rising, falling).masked_fill(hidden, 0.0)
-    g = torch.maximum(pe * top, P * (W + V1[..., None])).masked_fill(hidden, 0.0)
+    mean_R = (P * R_U).sum(-1, keepdim=True)
+    rest = (R_U + mean_R).masked_fill(hidden, 0.0)
+    W = (linear + rest).masked_fill(hidden, 0.0)
+    half_zeta = largest_zeta(log_P, W, rest, score_gram)[..., None] / 2
+    chord, middle, half = chord_of_psi(W)
+    slope = 1 + (1 - half_zeta) * chord - half_zeta
+    constant = P * middle
+    error = P * (half + half_zeta * (1 + chord) * W)
+    scores = P * (slope.abs() * R_U + (slope - 1).abs() * mean_R)
 
     deviation = softmax_deviation(log_P, W)
-    drift, scores = V1[..., None] * g / 6, P * R_U
-    sloped = ((kbar / 4 + drift + scores) * length).sum(-1) <= (deviation * length).sum(-1)
-    # |p_j - P_j| from the same formula with the indicator of key j for values.
-    others = torch.minimum(V1[..., None], kbar.sum(-1, keepdim=True) - kbar)
-    taylor = P * W + 0.5 * torch.maximum(kbar * (1 - P), P * others) + V1[..., None] * g / 6
-    total = torch.fmin(torch.fmin(taylor, g), deviation)
-    keep = sloped[..., None]
+    sloped = ((error + scores + half_zeta * constant.abs()) * length).sum(-1) <= (deviation * length).sum(-1)
+    keep = sloped[..., None] & ~hidden  # NaN or inf: not sloped
+    # p_j - P_j - P_j delta_j = P_j ((1 - zeta) psi - zeta delta), psi >= 0.
+    bend = P * torch.maximum(psi(W), psi(-W) + 2 * half_zeta * W)
+    total = torch.fmin(P * W + bend, deviation)
+    nothing = torch.zeros_like(P)
     return SoftmaxStep(
-        P=P,
-        sloped=sloped,
-        kbar=torch.where(keep, kbar, torch.zeros_like(kbar)),
-        V1=torch.where(sloped, V1, torch.zeros_like(V1)),
-        drift=torch.where(keep, drift, deviation),
-        scores=torch.where(keep, scores, torch.zeros_like(scores)),
-        total=total,
-        residual=taylor - P * (f_W + e_W),
+        slope=torch.where(keep, slope, nothing),
+        shift=torch.where(keep, (1 - half_zeta) * constant, nothing),
+        common=torch.where(keep, half_zeta * constant, nothing),
+        error=torch.where(keep, error, deviation),
+        scores=torch.where(keep, scores, nothing),
+        total=total.masked_fill(hidden, 0.0),
+        residual=(bend + P * rest).masked_fill(hidden, 0.0),
     )
 
 
-def largest_sum(cap: Tensor, values: Tensor, mass: Tensor | float = 1.0) -> Tensor:
-    """The largest sum_j p_j values_j over 0 <= p_j <= cap_j, sum_j p_j <= mass; values >= 0, mass (...,).
+def largest_zeta(log_P: Tensor, W: Tensor, rest: Tensor, score_gram: Tensor) -> Tensor:
+    """(B, H, I): an upper bound of 1 - 1/Z over all delta with |delta_j| <= W_j, delta = (in score_gram) + (in rest).
 
-    The best p fills the largest values first.
+    Z - 1 = sum_j P_j psi(delta_j), and psi(t) <= t^2 phi(W) / 2 for |t| <= W: key by key, and for all keys together.
     """
-    ordered, index = values.sort(dim=-1, descending=True)
-    limit = cap.gather(-1, index)
-    room = torch.as_tensor(mass, dtype=cap.dtype, device=cap.device)[..., None] - (limit.cumsum(-1) - limit)
-    return (ordered * torch.minimum(limit, room.clamp(min=0))).sum(-1)
+    weight = (0.5 * (log_P + log_phi(W)).exp()).masked_fill(masked(log_P), 0.0)
+    apart = (weight * W.square()).sum(-1)
+    root = weight.sqrt()
+    together = lambda_max(root[..., :, None] * score_gram * root[..., None, :]).sqrt()
+    together = (together + (weight * rest.square()).sum(-1).sqrt()).square()
+    excess = torch.fmin(apart, together)
+    # An overflow means that nothing is known but zeta < 1.
+    return torch.where(excess.isfinite(), excess / (1 + excess), torch.ones_like(excess))
+
+
+def psi(t: Tensor) -> Tensor:
+    """e^t - 1 - t, for small t by its series (error below 1e-9 of it), upward in any case."""
+    small = t.clamp(-0.5, 0.5)
+    series = small.square() * (
+        1 / 2 + small * (1 / 6 + small * (1 / 24 + small * (1 / 120 + small * (1 / 720 + small * (1 / 5040 + small / 40320)))))
+    )
+    return torch.where(t.abs() < 0.5, series, torch.expm1(t) - t) * (1 + 1e-6)
+
+
+def chord_of_psi(W: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(chord, middle, half) with |psi(t) - chord t - middle| <= half for every |t| <= W.
+
+    psi is convex, so psi(t) - chord t is largest at the ends, where it is cosh(W) - 1, and least where e^t = 1 + chord.
+    """
+    small = W.clamp(max=0.5).square()
+    series = small * (1 / 6 + small * (1 / 120 + small * (1 / 5040 + small / 362880)))
+    chord = torch.where(W < 0.5, series, torch.sinh(W) / W.clamp(min=0.5) - 1)
+    high = 2 * torch.sinh(W / 2).square()
+    low = chord - (1 + chord) * torch.log1p(chord)
+    # Outward by a millionth: chord and ends are rounded, and the series is cut.
+    return chord, (high + low) / 2, (high - low) / 2 * (1 + 1e-6)
 
 
 def log_phi(W: Tensor) -> Tensor:
-    """log of an upper bound of phi(W) = 2 (e^W - 1 - W) / W^2, W >= 0.
-
-    Below 1 a polynomial that lies above the series (the formula cancels there), above 1 without overflow.
-    """
-    small = torch.log1p(W * (1 / 3 + W * (1 / 12 + W * (1 / 60 + W / 300))))
-    big = W.clamp(min=1)
-    large = math.log(2) + big + torch.log1p(-(1 + big) * torch.exp(-big)) - 2 * big.log()
-    return torch.where(W < 1, small, large)
+    """log of an upper bound of phi(W) = 2 psi(W) / W^2, W >= 0."""
+    small = W.clamp(max=0.5)
+    series = small * (1 / 3 + small * (1 / 12 + small * (1 / 60 + small / 300)))
+    big = W.clamp(min=0.5)
+    large = big + torch.log1p(-(1 + big) * torch.exp(-big)) - 2 * big.log() + 0.6931471805599453
+    return torch.where(W < 0.5, torch.log1p(series), large) + 1e-6
