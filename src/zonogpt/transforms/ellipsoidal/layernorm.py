@@ -1,11 +1,13 @@
-"""LayerNorm over an ellipsoidal zonotope: its error is a line and a scaled copy of the deviation, not a box.
+"""LayerNorm over an ellipsoidal zonotope: its error is a line, a product and a small copy of the deviation, not a box.
 
-With z0 the centred centre, Dbar the centred deviation, a = tau + |z0 + Dbar|^2 / d and rho(a) = 1 / sqrt(a),
+With z0 the centred centre, D the centred deviation, a = tau + |z0 + D|^2 / d, rho(a) = 1 / sqrt(a), k = rho(a0)^3 / d,
 
-    LN(x) = LN(c) + J (x - c) + gamma * ( z0 e_rho + Dbar d_rho ),    e_rho in [-A, B],  |d_rho| <= delta
+    LN(x) = LN(c) + J (x - c) + gamma * ( (z0 + D) e_rho - k (z0 . D) D ),        e_rho in [-A, B]
+          = LN(c) + J (x - c) + gamma * ( z0 e_rho + D d_rho ),                   |d_rho| <= delta
 
-for two *scalars* per token. The middle of e_rho's interval moves the centre. Where this error is larger than LayerNorm's
-own range (|xhat| <= sqrt(d)), slope and centre are dropped and the range's ball is all that is said.
+with e_rho and d_rho *scalars* per token. The middle of e_rho's interval moves the centre. Two linear forms of one
+symmetric set multiply to at most half of what their maxima do, around a centre that moves too. Where all this is larger
+than LayerNorm's own range (|xhat| < sqrt(d)), the slope is dropped and the range is all that is said.
 Derivations: docs/math.md, section "Method E: LayerNorm".
 """
 
@@ -38,7 +40,9 @@ class LayerNormStep:
     z0: Tensor  # (B, n, d)
     a0: Tensor  # (B, n)
     half: Tensor  # (B, n): half-width of e_rho
-    delta: Tensor  # (B, n): bound of |d_rho|; 0 where not sloped
+    largest: Tensor  # (B, n): bound of |e_rho|
+    delta: Tensor  # (B, n): bound of |d_rho|
+    bend: Tensor  # (B, n, d): what the product's centre adds to x_hat
     ball: Tensor  # (B, n): |(LN(x) - beta) / gamma|_2 <= ball
     error_gram: Tensor  # (B, n, d, d)
 
@@ -67,26 +71,48 @@ class LayerNormStep:
         """
         w = (functionals * self.norm.gamma).transpose(1, 2)  # (B, n, K, d)
         w = w - w.mean(-1, keepdim=True)
-        before = self._normalised(w)
-        error = self.support(w)
+        parts = [self._losses(w, part) for part in chunks(w.shape[1], 4 * w[:, 0, :, 0].numel() * self.z.m * w.element_size())]
+        error, linear = (torch.cat(piece, dim=1) for piece in zip(*parts, strict=True))
         range_ = self.ball[..., None] * torch.linalg.vector_norm(w, dim=-1) + (w @ self.x_hat[..., None]).squeeze(-1)
-        # The slope's part is lost further back; what it amounts to is bounded here.
-        linear = self._deviation(before)
         flat = ~self.sloped[..., None] | ~(error + linear < range_)  # (B, n, K)
-        before = before.masked_fill(flat[..., None], 0.0)
+        before = self._normalised(w).masked_fill(flat[..., None], 0.0)
         return before.transpose(1, 2), torch.where(flat, range_, error).sum(1)
 
-    def support(self, w: Tensor) -> Tensor:
-        """(B, n, K): the largest value of the sloped error in directions w (B, n, K, d), mean-free, gamma included."""
-        line = (w @ self.z0[..., None]).squeeze(-1).abs() * self.half[..., None]
-        return line + self.delta[..., None] * self._deviation(w)
+    def _losses(self, w: Tensor, tokens: slice) -> tuple[Tensor, Tensor]:
+        """(B, n, K) each: the most that -w . e can be with the slope, and the most that the slope's own part can be."""
+        w, z0, a0, Q = w[:, tokens], self.z0[:, tokens], self.a0[:, tokens], self.z.Q[:, tokens]
+        d = w.shape[-1]
+        k = (a0.rsqrt() / (d * a0))[..., None]
+        g = z0[..., None, :]
+        of_w = _Form(w @ self.z.G[:, tokens].mT, ((w @ Q) * w).sum(-1), self.z.p)
+        of_g = _Form(g @ self.z.G[:, tokens].mT, ((g @ Q) * g).sum(-1), self.z.p)
+        cross = ((w @ Q) * g).sum(-1)
+        along = (w * g).sum(-1)
+        # (g . D)(w . D) = 1/4 ((s g + w/s) . D)^2 - 1/4 ((s g - w/s) . D)^2 for any s.
+        s = ((of_w.largest + 1e-30) / (of_g.largest + 1e-30)).sqrt()
+        product = k / 4 * of_g.combined(s, of_w, 1 / s, cross).square() + self.largest[:, tokens, None] * of_w.largest
+        product = torch.fmin(product, self.delta[:, tokens, None] * of_w.largest)
+        error = along.abs() * self.half[:, tokens, None] + product + (w * self.bend[:, tokens, None]).sum(-1)
+        linear = a0.rsqrt()[..., None] * of_w.combined(torch.ones_like(s), of_g, -along / (d * a0[..., None]), cross)
+        return error, linear
 
-    def _deviation(self, w: Tensor) -> Tensor:
-        """(B, n, K): the largest value of w . (x - c)."""
-        shared = torch.cat(
-            [dual_norm(w[:, [s]] @ self.z.G[:, [s]].mT, self.z.p, -1) for s in range(w.shape[1])], dim=1
-        )  # token by token: (B, 1, K, m) is the largest temporary
-        return shared + support(self.z.Q, w)
+
+@dataclass(frozen=True)
+class _Form:
+    """Linear forms of the deviation: their values on the symbols (..., K, m) and in the ellipsoid's square (..., K)."""
+
+    symbols: Tensor
+    square: Tensor
+    p: float
+
+    @property
+    def largest(self) -> Tensor:
+        return dual_norm(self.symbols, self.p, -1) + self.square.clamp(min=0).sqrt()
+
+    def combined(self, s: Tensor, other: _Form, t: Tensor, cross: Tensor) -> Tensor:
+        """The largest value of s (this form) + t (the other one)."""
+        square = s.square() * self.square + 2 * s * t * cross + t.square() * other.square
+        return _Form(s[..., None] * self.symbols + t[..., None] * other.symbols, square, self.p).largest
 
 
 def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope) -> LayerNormStep:
@@ -107,9 +133,17 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope) -> LayerNormStep:
     require_finite("LayerNorm input", z0, z0_dot, rho)
 
     A, B, delta = scalar_remainders(norm2, a0, norm.tau, d, z0_dot, rho)
-    half, shift = (A + B) / 2, (B - A) / 2
+    largest, half, shift = torch.maximum(A, B), (A + B) / 2, (B - A) / 2
     line = z0 * half[..., None]
-    taylor = minkowski(line[..., :, None] * line[..., None, :], delta.square()[..., None, None] * minkowski(spread.cover, Q))
+    # -k (z0 . D) D over the ellipsoid of D: half of the product of the two extents, around -k/2 Q_D z0.
+    Q_D = minkowski(spread.cover, Q)
+    k = a0.rsqrt() / (d * a0)
+    bent = (Q_D @ z0[..., None]).squeeze(-1)
+    halved = largest + k / 2 * (bent * z0).sum(-1).clamp(min=0).sqrt()
+    polar = halved < delta
+    bend = torch.where(polar[..., None], -0.5 * k[..., None] * bent, torch.zeros_like(bent))
+    factor = torch.where(polar, halved, delta)
+    taylor = minkowski(line[..., :, None] * line[..., None, :], factor.square()[..., None, None] * Q_D)
     # |xhat|^2 = d (a - tau) / a grows with a, and sqrt(d (a - tau)) <= |z0| + rho.
     reach = norm2.sqrt() + rho
     ball = reach / (norm.tau + reach.square() / d).sqrt()
@@ -117,8 +151,7 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope) -> LayerNormStep:
     # Any slope is sound, zero too: where it leaves the smaller error there is nothing to gain from the Jacobian.
     sloped = trace(taylor) < ball.square() * trace(sphere)  # NaN or inf: not sloped
     error = torch.where(sloped[..., None, None], taylor, ball.square()[..., None, None] * sphere)
-    half, delta, shift = (torch.where(sloped, x, torch.zeros_like(x)) for x in (half, delta, shift))
-    x_hat = z0 * (a0.rsqrt() * sloped + shift)[..., None]
+    x_hat = torch.where(sloped[..., None], z0 * (a0.rsqrt() + shift)[..., None] + bend, torch.zeros_like(z0))
     gamma = norm.gamma
     return LayerNormStep(
         norm=norm,
@@ -129,7 +162,9 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope) -> LayerNormStep:
         z0=z0,
         a0=a0,
         half=half,
+        largest=largest,
         delta=delta,
+        bend=bend,
         ball=ball,
         error_gram=gamma[:, None] * error * gamma,
     )
