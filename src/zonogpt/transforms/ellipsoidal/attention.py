@@ -33,6 +33,9 @@ from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep, layernorm_st
 from zonogpt.transforms.ellipsoidal.softmax import SoftmaxStep, softmax_step
 
 
+SYMBOL_CHUNK_BYTES = 1 << 30
+
+
 @dataclass(frozen=True)
 class Point:
     """The branch at the (shifted) centre of LayerNorm's output."""
@@ -237,11 +240,11 @@ def attention_step(
     B, n, m, d = z.G.shape
     values = point.values
     images = torch.empty(B, n_queries, m, d, dtype=z.G.dtype, device=z.G.device)
-    parts = list(chunks(m, symbol_bytes(point)))
+    parts = list(chunks(m, symbol_bytes(point), SYMBOL_CHUNK_BYTES))
+    t = None
     for part in parts:
         t = tangents(point, norm.jacobian(z.G[:, :, part]))
         sums.Q.add(t.Q), sums.K.add(t.K), sums.V.add(t.V), sums.W.add(t.W)
-        images[:, :, part] = branch_images(point, t, values)
 
     e_W, y, error_gram = error_scores(point, pr)
     score_gram = weighted_minkowski(point.P, sums.W.cover, error_gram)
@@ -259,7 +262,8 @@ def attention_step(
     score_values = s.slope[..., None] * values
     score_values = score_values - point.P[..., None, :] @ score_values
     for part in parts:
-        t = tangents(point, norm.jacobian(z.G[:, :, part]))
+        if len(parts) > 1:
+            t = tangents(point, norm.jacobian(z.G[:, :, part]))
         images[:, :, part] = branch_images(point, t, score_values)
 
     # New errors, per head and query, in head space.

@@ -129,14 +129,14 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope) -> LayerNormStep:
     Q = centred_gram(z.Q)
     # Everything below is about |z0 . Dbar| and |Dbar|, symbols and ellipsoid together.
     z0_dot = along.radius[..., 0] + support(Q, z0[..., None, :])[..., 0]
-    rho = spread.square().sqrt() + lambda_max(Q).sqrt()  # |Dbar| <= rho
+    Q_D = minkowski(spread.cover, Q)
+    rho = lambda_max(Q_D, squarings=2).sqrt()  # |D| <= rho
     require_finite("LayerNorm input", z0, z0_dot, rho)
 
     A, B, delta = scalar_remainders(norm2, a0, norm.tau, d, z0_dot, rho)
     largest, half, shift = torch.maximum(A, B), (A + B) / 2, (B - A) / 2
     line = z0 * half[..., None]
     # -k (z0 . D) D over the ellipsoid of D: half of the product of the two extents, around -k/2 Q_D z0.
-    Q_D = minkowski(spread.cover, Q)
     k = a0.rsqrt() / (d * a0)
     bent = (Q_D @ z0[..., None]).squeeze(-1)
     halved = largest + k / 2 * (bent * z0).sum(-1).clamp(min=0).sqrt()
