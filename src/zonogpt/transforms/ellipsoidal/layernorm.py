@@ -13,6 +13,7 @@ Derivations: docs/math.md, section "Method E: LayerNorm".
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -54,9 +55,14 @@ class LayerNormStep:
         """J Q J^T, (B, n, d, d)."""
         return self.jacobian(self.jacobian(Q).mT)
 
-    def jacobian_adjoint(self, A: Tensor) -> Tensor:
-        """The matrix (B, n, d, k) of v -> (J v) @ A, for A (B, n, d, k)."""
-        return self._normalised((self.norm.gamma[:, None] * A).mT).mT  # the normalised Jacobian is symmetric
+    def with_skip(self, A: Tensor) -> Tensor:
+        """The matrix (B, n, d, d) of v -> v + (J v) @ A, for A (B, n, d, d)."""
+        through = self._normalised((self.norm.gamma[:, None] * A).mT).mT  # the normalised Jacobian is symmetric
+        return torch.eye(A.shape[-1], dtype=A.dtype, device=A.device) + through
+
+    def last(self, count: int) -> LayerNormStep:
+        """The step at the last tokens, as far as the Jacobian is concerned."""
+        return dataclasses.replace(self, sloped=self.sloped[:, -count:], a0=self.a0[:, -count:], z0=self.z0[:, -count:])
 
     def _normalised(self, v: Tensor) -> Tensor:
         rho = self.sloped * self.a0.rsqrt()  # (B, n)

@@ -29,6 +29,8 @@ class MlpStep:
     slope: Tensor  # (B, n, f)
     half: Tensor  # (B, n, f)
 
+    kind = "mlp"
+
     def pull(self, functionals: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Functionals (B, K, n, d) of the block's output as functionals of its input, and what each error takes."""
         hidden = functionals @ self.block.w_2.T  # (B, K, n, f)
@@ -51,8 +53,7 @@ def mlp_step(block: MlpBlock, z: EllipsoidalZonotope) -> tuple[EllipsoidalZonoto
     slope, mid, half = _affine_gelu(centre - radius, centre + radius)
 
     chain = (block.w_1 * slope[..., None, :]) @ block.w_2  # (B, n, d, d)
-    eye = torch.eye(chain.shape[-1], dtype=chain.dtype, device=chain.device)
-    whole = eye + norm.jacobian_adjoint(chain)
+    whole = norm.with_skip(chain)
     G = torch.empty_like(z.G)
     for part in chunks(z.m, z.c.numel() * z.c.element_size()):
         G[:, :, part] = z.G[:, :, part] @ whole

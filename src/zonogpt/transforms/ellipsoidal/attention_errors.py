@@ -1,0 +1,177 @@
+"""What the tokens' error ellipsoids do inside attention: to the scores, and to the output of every query.
+
+All of it is quadratic forms of Grams. `merged` (B, n, d, d) covers, at LayerNorm's output, the old error through the Jacobian
+and LayerNorm's own error together. Axes as in attention_point.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zonogpt.domains.chunks import chunks
+from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, minkowski, sandwich, trace, weights
+from zonogpt.transforms.ellipsoidal.attention_point import AttentionPoint
+from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep
+
+
+@dataclass(frozen=True)
+class Projections:
+    """`merged` as queries, keys and values see it."""
+
+    KK: Tensor  # (B, n, d, d), all pairs of heads
+    KV: Tensor
+    VV: Tensor
+    QQ: Tensor  # (B, H, I, e, e), head by head
+    QK: Tensor  # (B, H, I, e, e): query by key of the same token
+    KK_heads: Tensor  # (B, H, n, e, e)
+    VV_heads: Tensor
+
+
+def project(point: AttentionPoint, merged: Tensor) -> Projections:
+    d, H = merged.shape[-1], point.block.n_heads
+    w_q, w_k, _ = point.block.w_qkv.chunk(3, dim=-1)
+    w_kv = point.block.w_qkv[:, d:]
+    full = w_kv.mT @ (merged @ w_kv)  # (B, n, 2d, 2d)
+    KK, KV, VV = full[..., :d, :d], full[..., :d, d:], full[..., d:, d:]
+    to_q = (merged[:, -point.n_queries :] @ w_q).unflatten(-1, (H, -1)).permute(0, 3, 1, 2, 4)  # (B, H, I, d, e)
+    wq, wk = (w.unflatten(-1, (H, -1)).permute(1, 2, 0)[:, None] for w in (w_q, w_k))  # (H, 1, e, d)
+    return Projections(KK, KV, VV, wq @ to_q, (wk @ to_q).mT, head_blocks(KK, H), head_blocks(VV, H))
+
+
+def head_blocks(gram: Tensor, n_heads: int) -> Tensor:
+    """The diagonal blocks of (B, n, d, d), one per head: (B, H, n, e, e), a view."""
+    blocks = gram.unflatten(-1, (n_heads, -1)).unflatten(-3, (n_heads, -1))  # (B, n, H, e, H, e)
+    return blocks.diagonal(dim1=2, dim2=4).permute(0, 4, 1, 2, 3)
+
+
+@dataclass(frozen=True)
+class ErrorScores:
+    """Of the centred scores' change by all error ellipsoids: a bound per key, and a Gram over the keys of a row."""
+
+    radius: Tensor  # (B, H, I, S)
+    gram: Tensor  # (B, H, I, S, S)
+    key: Tensor  # (B, H, I, n): the extent of Q_i . K_dot_s / sqrt(e) for every source s
+
+
+def error_scores(point: AttentionPoint, pr: Projections) -> ErrorScores:
+    """A source s != i moves only its own key: score s by u, the others by -P_is u. Query i's own token moves all."""
+    P, first, scale = point.P, point.first, point.block.scale
+    own, hidden = point.own, point.hidden
+    moved_key = torch.zeros_like(P)  # square of the extent of Q_i . K_dot_s / sqrt(e)
+    moved_key[..., first:] = torch.einsum("bhie,bhnef,bhif->bhin", point.Q, pr.KK_heads, point.Q) * scale**2
+    moved_key = moved_key.clamp(min=0).masked_fill(hidden, 0.0)
+    cross = moved_key.masked_fill(own, 0.0)
+    u = cross.sqrt()
+    others = (1 - 2 * P) * u + (P * u).sum(-1, keepdim=True)  # (1 - P_j) u_j + sum_{k != j} P_k u_k
+    t = weights((P * cross).sqrt(), -1)
+    r = cross / t
+    spread = (P.square() * r).sum(-1)[..., None, None] - (P * r)[..., :, None] - (P * r)[..., None, :]
+    cross_gram = t.sum(-1)[..., None, None] * (torch.diag_embed(r) + spread)
+
+    # Own token: a_j = (K_j - Kbar) / sqrt(e) meets the query's change, (delta_ij - P_ii) Q_i / sqrt(e) the key's.
+    a = (point.K[:, :, None] - (P @ point.K)[:, :, :, None]) * scale  # (B, H, I, S, e)
+    kept = own.to(P.dtype) - (P * own).sum(-1, keepdim=True)
+    mixed = (a @ (pr.QK @ point.Q[..., None] * scale)).squeeze(-1)
+    own_key = (moved_key * own).sum(-1)[..., None, None]
+    own_gram = a @ pr.QQ @ a.mT + mixed[..., :, None] * kept[..., None, :] + kept[..., :, None] * mixed[..., None, :]
+    own_gram = own_gram + own_key * kept[..., :, None] * kept[..., None, :]
+    radius = others + own_gram.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
+    gram = row_minkowski(P, own_gram, cross_gram).masked_fill(hidden[..., None, :] | hidden[..., :, None], 0.0)
+    return ErrorScores(radius.masked_fill(hidden, 0.0), gram, moved_key[..., first:].sqrt())
+
+
+def row_minkowski(P: Tensor, *grams: Tensor) -> Tensor:
+    """minkowski for Grams (..., S, S) over the keys of a row, traces weighted by P (..., S)."""
+    sizes = torch.stack([(Q.diagonal(dim1=-2, dim2=-1).clamp(min=0) * P).sum(-1).sqrt() for Q in grams])
+    t = weights(sizes, dim=0)
+    parts = [(t.sum(0) / ti)[..., None, None] * Q for ti, Q in zip(t, grams, strict=True)]
+    return torch.stack(parts).sum(0)
+
+
+def error_images(
+    point: AttentionPoint,
+    norm: LayerNormStep,
+    z: EllipsoidalZonotope,
+    pr: Projections,
+    key: Tensor,
+    score_values: Tensor,
+    local: Tensor,
+) -> Tensor:
+    """(B, I, d, d): the Minkowski sum, per query, of the images of all old errors and of the new errors `local`.
+
+    `key` as in ErrorScores, `score_values` as in branch_images, `local` (B, H, I, e, e) in head space. With `merged` the
+    images of other tokens need no d x d map per pair of tokens: see `_crossed`.
+    """
+    I, H = point.n_queries, point.block.n_heads  # noqa: E741
+    w_o = point.block.w_o.unflatten(0, (H, -1))
+    metric = w_o.square().sum((-1, -2)) / w_o.shape[1]  # (H,): what a head's feature weighs in the output, on average
+    t_local = weights((metric[:, None] * local.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=0)).sqrt(), 1)  # (B, H, I)
+    own_map = _own_map(point, score_values)
+    carried = sandwich(z.Q[:, -I:], norm.last(I).with_skip(own_map))
+    fresh = sandwich(norm.error_gram[:, -I:], own_map)
+    t_own = weights(torch.stack([trace(carried), trace(fresh)]).sqrt(), 0)  # (2, B, I)
+    out = carried / t_own[0, ..., None, None] + fresh / t_own[1, ..., None, None]
+    total = t_own.sum(0) + t_local.sum(1)
+    crossed_total = []
+    for part in chunks(I, _query_bytes(point)):
+        inner, t_crossed = _crossed(point, pr, key, score_values, metric, part)
+        blocks = local[:, :, part] / t_local[:, :, part, None, None]
+        head_blocks(inner, H).add_(blocks)
+        out[:, part] += sandwich(inner, point.block.w_o)
+        crossed_total.append(t_crossed)
+    return (total + torch.cat(crossed_total, dim=1))[..., None, None] * out
+
+
+def _query_bytes(point: AttentionPoint) -> int:
+    B, H, S, e = point.K.shape
+    return 4 * point.K.element_size() * B * S * H * H * e
+
+
+def _crossed(
+    point: AttentionPoint, pr: Projections, key: Tensor, score_values: Tensor, metric: Tensor, queries: slice
+) -> tuple[Tensor, Tensor]:
+    """sum_{s != i} Gram_is / t_is (B, i, d, d) in head space, and sum_s t_is (B, i), for a slice of queries.
+
+    Source s moves head h of query i by P_is^h V_dot_s^h + b_is^h (Q_i^h . K_dot_s^h), b = P score_values / sqrt(e). Block
+    (h, g) of its Gram is  P^h P^g VV_s^hg + P^h x_hg (b^g)^T + b^h (P^g x_gh)^T + y_hg b^h (b^g)^T  with
+    x_hg = VK_s^hg Q_i^g and y_hg = Q_i^h . KK_s^hg Q_i^g. Memory O(i n H d), time O(i n d^2).
+    """
+    first, H = point.first, point.block.n_heads
+    Q, P = point.Q[:, :, queries], point.P[:, :, queries, first:]  # (B, H, i, e), (B, H, i, n)
+    b = score_values[:, :, queries, first:] * (P * point.block.scale)[..., None]  # (B, H, i, n, e)
+    other = ~(point.own[queries, first:] | point.hidden[:, 0, queries, first:])  # (B, i, n)
+    # Any weights are sound; these are the images' sizes up to the triangle inequality and W_o's correlations.
+    size = P * trace(pr.VV_heads).sqrt()[:, :, None] + torch.linalg.vector_norm(b, dim=-1) * key[:, :, queries] / point.block.scale
+    t = weights((metric[:, None, None] * size.square()).sum(1).sqrt() * other, -1)
+    inverse = other / t
+
+    e = Q.shape[-1]
+    omega = P[:, :, None] * P[:, None] * inverse[:, None, None]  # (B, H, G, i, n)
+    VV = pr.VV.unflatten(-1, (H, e)).unflatten(-3, (H, e)).permute(0, 2, 4, 1, 3, 5).flatten(-2)  # (B, H, G, n, e e)
+    inner = (omega @ VV).unflatten(-1, (e, e)).permute(0, 3, 1, 4, 2, 5).flatten(-2).flatten(-3, -2)  # (B, i, d, d)
+
+    x = torch.einsum("bgif,bngfd->bgind", Q, pr.KV.unflatten(-2, (H, e))).unflatten(-1, (H, e))  # (B, G, i, n, H, e)
+    KK = pr.KK.unflatten(-1, (H, e)).unflatten(-3, (H, e))  # (B, n, H, e, G, e)
+    y = torch.einsum("bhie,bnhegf,bgif->bghin", Q, KK, Q)
+    left = P.permute(0, 2, 3, 1)[:, None, ..., None] * x + 0.5 * torch.einsum("bghin,bhine->bginhe", y, b)
+    left = (left * inverse[:, None, ..., None, None]).flatten(-2)  # (B, G, i, n, d)
+    bent = (left.mT @ b).permute(0, 2, 3, 1, 4).flatten(-2)  # (B, i, d, d)
+    return inner + bent + bent.mT, t.sum(-1)
+
+
+def _own_map(point: AttentionPoint, score_values: Tensor) -> Tensor:
+    """(B, I, d, d): how a change of LayerNorm's output at the query's own token moves the branch there."""
+    block, H = point.block, point.block.n_heads
+    w_q, w_k, w_v = (w.unflatten(-1, (H, -1)) for w in block.w_qkv.chunk(3, dim=-1))  # (d, H, e)
+    weighted = point.P * block.scale
+    own_P = (point.P * point.own).sum(-1)  # (B, H, I)
+    own_b = ((weighted * point.own)[..., None, :] @ score_values).squeeze(-2)  # (B, H, I, e)
+    by_query = (weighted[..., None] * point.K[:, :, None]).mT @ score_values  # (B, H, I, e, e)
+    key = torch.einsum("dhe,bhie->bidh", w_k, point.Q)
+    heads = torch.einsum("dhf,bhife->bidhe", w_q, by_query)
+    heads = heads + w_v[:, :, :] * own_P.permute(0, 2, 1)[:, :, None, :, None]
+    heads = heads + key[..., None] * own_b.permute(0, 2, 1, 3)[:, :, None]
+    return heads.flatten(-2) @ block.w_o
