@@ -19,7 +19,7 @@ from zonogpt.model.hf import load
 from zonogpt.model.ir import Model, logits
 from zonogpt.result import Ledger, LedgerEntry, Result
 from zonogpt.spec.spec import Spec, embedding_ball, image_ball
-from zonogpt.verify import verify
+from zonogpt.verify import verify, verify_many
 
 if TYPE_CHECKING:
     from zonogpt.model.vision import GPT2ForImageClassification
@@ -43,6 +43,7 @@ __all__ = [
     "load",
     "logits",
     "verify",
+    "verify_many",
     "zoo",
 ]
 

@@ -16,11 +16,14 @@ Status = Literal["verified", "falsified", "unknown", "timeout"]
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """`step` of residual block `block` (1-based; the head comes last) put `width` into that block's output.
+    """`step` of residual block `block` (1-based; the input is 0, the head comes last) and the `width` it caused.
 
-    Width is the mean radius over tokens and features; for the head, the mean loss over the claim's rows. The step
-    "carried" is what earlier symbols amount to behind the block; "reduction" is width that moved from generators into
-    the interval and so lost its symbol, without growing.
+    Methods A, F, M, D: the mean radius over tokens and features that the step put into its block's output; for the
+    head, the mean loss over the claim's rows. The step "carried" is what earlier symbols amount to behind the block;
+    "reduction" is width that moved from generators into the interval and so lost its symbol, without growing.
+
+    Method E: what the step took from the margin, the mean over the claim's rows. All entries together are the
+    difference between the value at the centre and the certified margin.
     """
 
     block: int
@@ -54,6 +57,7 @@ class Result:
     dtype: str
     device: str
     counterexample: Tensor | None = None  # in the input's shape, inside the ball
+    certified_radius: float | None = None  # a smaller radius that is certified, where this one is not
     ledger: Ledger = field(default_factory=Ledger)
 
     def to_json(self) -> str:

@@ -1,4 +1,4 @@
-"""verify(): a model and a spec in, a verdict out."""
+"""verify(): a model and a spec in, a verdict out. verify_many(): several specs of one model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,11 +15,15 @@ from torch import Tensor
 from zonogpt.errors import OptionError, SpecError
 from zonogpt.memory import peak_bytes, reset_peak
 from zonogpt.methods import METHODS
-from zonogpt.methods.method import NonFiniteBlockError, OnBlock, Progress
+from zonogpt.methods.method import Bounds, Method, NonFiniteBlockError, OnBlock, Progress
 from zonogpt.model.ir import Model
 from zonogpt.result import Ledger, Result, Status
 from zonogpt.spec.spec import Spec
 from zonogpt.tensors import moved
+
+HALVINGS = 10  # of the radius, in search of one that holds
+
+OnResult = Callable[[int, Result], None]
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -30,11 +35,12 @@ class _OutOfTimeError(Exception):
 def verify(
     model: Model,
     spec: Spec,
-    method: str = "A",
+    method: str = "E",
     timeout: float | None = None,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     budget_bytes: int | None = None,
+    hint: bool = True,
     on_block: OnBlock | None = None,
 ) -> Result:
     """Tries to prove the spec's claim for every input of its set.
@@ -45,62 +51,171 @@ def verify(
 
     The bounds hold for real arithmetic. `dtype` defaults to float64, whose rounding is far below any margin of
     interest; float32 is faster and needs half the memory, and its rounding is only estimated (`rounding_allowance`).
-    `budget_bytes` is the generator pool; by default the paper's, 512 MiB counted in float32.
+    `budget_bytes`: for the paper's methods the generator pool (default 512 MiB counted in float32), for method E the
+    memory of a run (default: no limit for one input; chunks are made smaller to keep it). With `hint`, an "unknown" of
+    method E comes with a smaller radius that is certified.
+    """
+    started = time.perf_counter()
+    result = verify_many(model, [spec], method, timeout, device, dtype, budget_bytes, on_block)[0]
+    if not (hint and method == "E" and result.status == "unknown" and spec.radius > 0):
+        return result
+    left = math.inf if timeout is None else timeout - (time.perf_counter() - started)
+    smaller = smaller_radius(model, spec, left, device, dtype, budget_bytes)
+    advice = f"; radius {smaller:.3g} is certified" if smaller else ""
+    return dataclasses.replace(result, certified_radius=smaller, reason=result.reason + advice)
+
+
+def smaller_radius(
+    model: Model,
+    spec: Spec,
+    seconds: float,
+    device: str | torch.device | None,
+    dtype: str | torch.dtype | None,
+    budget_bytes: int | None,
+) -> float | None:
+    """A radius below the spec's that method E certifies: by halving, then one step back up; None if none was found."""
+    deadline = time.perf_counter() + seconds
+    found, radius = None, spec.radius / 2
+    for _ in range(HALVINGS):
+        left = deadline - time.perf_counter()
+        if left <= 0:
+            break
+        limit = None if math.isinf(left) else left
+        result = verify_many(model, [spec.shrunk(radius)], "E", limit, device, dtype, budget_bytes)[0]
+        if result.status == "verified":
+            if found is not None:
+                return radius
+            found, radius = radius, radius * math.sqrt(2)
+        elif found is not None:
+            break
+        else:
+            radius /= 2
+    return found
+
+
+def verify_many(
+    model: Model,
+    specs: Sequence[Spec],
+    method: str = "E",
+    timeout: float | None = None,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    budget_bytes: int | None = None,
+    on_block: OnBlock | None = None,
+    on_result: OnResult | None = None,
+) -> list[Result]:
+    """`verify` for several specs of one model, in batches where the method can: same results, less time.
+
+    `seconds` of a result is its share of the batch, and `timeout` is per spec. `on_result(index, result)` is called as
+    soon as a result is there.
     """
     if not isinstance(method, str) or method not in METHODS:
         raise OptionError(f"method {method!r} is unknown; there are {', '.join(METHODS)}")
     run_dtype, run_device = resolve_dtype(dtype), resolve_device(device, model)
     check_limits(timeout, budget_bytes)
-    check_match(model, spec)
-    started = time.perf_counter()
-    reset_peak(run_device)
-    deadline = math.inf if timeout is None else started + timeout
-
-    def watch(progress: Progress) -> None:
-        if time.perf_counter() > deadline:
-            raise _OutOfTimeError(f"out of time before block {progress.block} of {progress.blocks}")
-        if on_block is not None:
-            on_block(progress)
-
-    status: Status
-    margins, ledger = torch.full((spec.claim.n_rows,), -math.inf, dtype=torch.float64), Ledger()
-    counterexample = None
+    for spec in specs:
+        check_match(model, spec)
+    results: dict[int, Result] = {}
     with torch.no_grad(), _full_precision(run_device):
-        try:
-            at_home, exact = moved(spec, model.device, torch.float64), _converted(model, model.device, torch.float64)
-            if breaks_claim(exact, at_home, at_home.input.anchor):
+        run = _Run(
+            method, METHODS[method], budget_bytes, on_block,
+            exact=_converted(model, model.device, torch.float64),
+            work=_converted(model, run_device, run_dtype),
+        )  # fmt: skip
+        for batch in run.method.batches(run.work, specs, budget_bytes):
+            limit = None if timeout is None else timeout * len(batch)
+            for index, result in zip(batch, run.batch([specs[i] for i in batch], limit), strict=True):
+                results[index] = result
+                if on_result is not None:
+                    on_result(index, result)
+    return [results[index] for index in range(len(specs))]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One call of verify_many: the method, and the model in the dtypes it is needed in."""
+
+    name: str
+    method: Method
+    budget_bytes: int | None
+    on_block: OnBlock | None
+    exact: Model  # in float64, where the user keeps it
+    work: Model  # where and as the bounds are computed
+
+    def batch(self, specs: Sequence[Spec], timeout: float | None) -> list[Result]:
+        started = time.perf_counter()
+        reset_peak(self.work.device)
+        at_home = [moved(spec, self.exact.device, torch.float64) for spec in specs]
+        broken = [breaks_claim(self.exact, spec, spec.input.anchor) for spec in at_home]
+        todo = [i for i in range(len(specs)) if not broken[i]]
+        outcomes = dict(zip(todo, self.bounds([specs[i] for i in todo], timeout), strict=True)) if todo else {}
+        results = []
+        for i, spec in enumerate(specs):
+            status: Status
+            margins, ledger, counterexample = _nothing_known(spec), Ledger(), None
+            outcome = outcomes.get(i)
+            if outcome is None:
                 counterexample = spec.input.anchor.cpu()
                 status, reason = "falsified", "the unperturbed input already breaks the claim"
-            else:
-                work, work_spec = _converted(model, run_device, run_dtype), moved(spec, run_device, torch.float64)
-                bounds = METHODS[method].bound(work, work_spec, budget_bytes, watch)
-                margins, ledger = bounds.margins.to("cpu", torch.float64), bounds.ledger
-                margins = margins - rounding_allowance(exact, at_home, run_dtype)
+            elif isinstance(outcome, Bounds):
+                margins, ledger = outcome.margins.to("cpu", torch.float64), outcome.ledger
+                margins = margins - rounding_allowance(self.exact, at_home[i], self.work.dtype)
                 status, reason = judge(margins)
-                if run_dtype != torch.float64:
+                if status == "unknown" and outcome.lost:
+                    reason += f"; {outcome.lost}"
+                if self.work.dtype != torch.float64:
                     reason += " (computed in float32, whose rounding is estimated, not bounded)"
+            else:
+                status, reason = outcome
+            results.append(
+                Result(
+                    status=status,
+                    margins=margins,
+                    reason=reason,
+                    method=self.name,
+                    radius=spec.radius,
+                    label=spec.label,
+                    seconds=0.0,
+                    peak_bytes=peak_bytes(self.work.device),
+                    dtype=str(self.work.dtype).removeprefix("torch."),
+                    device=str(self.work.device),
+                    counterexample=counterexample,
+                    ledger=ledger,
+                )
+            )
+        share = (time.perf_counter() - started) / len(specs)
+        return [dataclasses.replace(result, seconds=share) for result in results]
+
+    def bounds(self, specs: Sequence[Spec], timeout: float | None) -> list[Bounds | tuple[Status, str]]:
+        """Bounds for each spec, or the status and reason why there are none."""
+        deadline = math.inf if timeout is None else time.perf_counter() + timeout
+
+        def watch(progress: Progress) -> None:
+            if time.perf_counter() > deadline:
+                raise _OutOfTimeError(f"out of time before block {progress.block} of {progress.blocks}")
+            if self.on_block is not None:
+                self.on_block(progress)
+
+        here = [moved(spec, self.work.device, torch.float64) for spec in specs]
+        failure: tuple[Status, str]
+        try:
+            return list(self.method.bound_many(self.work, here, self.budget_bytes, watch))
         except _OutOfTimeError as error:
-            status, reason = "timeout", str(error)
+            failure = "timeout", str(error)
         except NonFiniteBlockError as error:
-            status, reason = "unknown", str(error)
+            failure = "unknown", str(error)
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
-            status, reason = "unknown", "out of memory; `inspect` predicts the need, a smaller budget lowers it"
-    return Result(
-        status=status,
-        margins=margins,
-        reason=reason,
-        method=method,
-        radius=spec.radius,
-        label=spec.label,
-        seconds=time.perf_counter() - started,
-        peak_bytes=peak_bytes(run_device),
-        dtype=str(run_dtype).removeprefix("torch."),
-        device=str(run_device),
-        counterexample=counterexample,
-        ledger=ledger,
-    )
+            failure = "unknown", "out of memory; `inspect` predicts the need, a smaller budget lowers it"
+        if len(specs) == 1 or failure[0] == "timeout":
+            return [failure] * len(specs)
+        # One spec must not take the others down with it.
+        return [outcome for spec in specs for outcome in self.bounds([spec], timeout)]
+
+
+def _nothing_known(spec: Spec) -> Tensor:
+    return torch.full((spec.claim.n_rows,), -math.inf, dtype=torch.float64)
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -59,9 +59,7 @@ def minkowski(*grams: Tensor) -> Tensor:
     """
     t = weights(torch.stack([trace(Q).sqrt() for Q in grams]), dim=0)
     total = t.sum(0)
-    return sum(
-        ((total / ti)[..., None, None] * Q for ti, Q in zip(t, grams, strict=True)), torch.zeros_like(grams[0])
-    )
+    return sum(((total / ti)[..., None, None] * Q for ti, Q in zip(t, grams, strict=True)), torch.zeros_like(grams[0]))
 
 
 def weights(sizes: Tensor, dim: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +29,7 @@ OnBlock = Callable[[Progress], None]
 class Bounds:
     margins: Tensor  # (K,): certified lower bounds of the claim's rows
     ledger: Ledger
+    lost: str = ""  # where the error overtook the linear part, for people; empty if nowhere
 
 
 class Method(Protocol):
@@ -39,8 +40,13 @@ class Method(Protocol):
     def summary(self) -> str:
         """One line for `zonogpt inspect` and the docs."""
 
-    def bound(self, model: Model, spec: Spec, budget_bytes: int | None, on_block: OnBlock | None) -> Bounds:
-        """Sound bounds in the model's dtype on its device; model and spec agree in both."""
+    def batches(self, model: Model, specs: Sequence[Spec], budget_bytes: int | None) -> list[list[int]]:
+        """Indices of specs that are best bounded together."""
+
+    def bound_many(
+        self, model: Model, specs: Sequence[Spec], budget_bytes: int | None, on_block: OnBlock | None
+    ) -> list[Bounds]:
+        """Sound bounds for one such batch, in the model's dtype on its device; model and specs agree in both."""
 
 
 class NonFiniteBlockError(ArithmeticError):

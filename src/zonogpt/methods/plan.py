@@ -1,6 +1,6 @@
-"""How much memory a structured method will need, counted before it runs.
+"""How much memory a run will need, counted before it runs.
 
-Everything large is a number of generators times S d. The plan walks through the blocks as Algorithm 1 does and counts
+In the paper's methods everything large is a number of generators times S d. The plan walks through the blocks as Algorithm 1 does and counts
 what is alive at the worst moment of each: the set before, the set after, and the pieces just before they are joined.
 """
 
@@ -28,6 +28,7 @@ class Plan:
     shared: int
     local: int  # the largest number kept between blocks
     peak_bytes: int  # of the generators and temporaries; the weights come on top
+    tape_bytes: int = 0  # method E: the part of it that the backward pass needs, which grows with depth
 
 
 def plan_structured(
@@ -59,3 +60,35 @@ def plan_structured(
         most_local = max(most_local, q)
     bytes_each = sizes.n_tokens * d * item
     return Plan(limit, m, most_local, peak * bytes_each + 5 * CHUNK_BYTES)
+
+
+SMALLEST_CHUNK, LARGEST_CHUNK = 1 << 24, 1 << 30
+
+
+def plan_ellipsoidal(sizes: Sizes, item: int, batch: int, budget_bytes: int | None) -> Plan:
+    """Predicted peak of method E for `batch` inputs, each with `sizes.n_tokens` moving tokens."""
+    fixed, tape = _ellipsoidal_bytes(sizes, item, batch)
+    chunk = chunk_bytes(sizes, item, batch, budget_bytes)
+    return Plan(0, sizes.n_inputs, sizes.width, fixed + tape + 2 * chunk, tape)
+
+
+def chunk_bytes(sizes: Sizes, item: int, batch: int, budget_bytes: int | None) -> int:
+    """Bytes that temporaries over the input symbols may take: what the budget leaves, within sensible limits."""
+    fixed, tape = _ellipsoidal_bytes(sizes, item, batch)
+    everything = item * batch * sizes.n_inputs * 10 * (sizes.n_tokens * sizes.width + sizes.n_heads * sizes.n_tokens**2)
+    largest = min(LARGEST_CHUNK, max(SMALLEST_CHUNK, everything))
+    if budget_bytes is None:
+        return largest
+    return min(largest, max(SMALLEST_CHUNK, (budget_bytes - fixed - tape) // 2))
+
+
+def _ellipsoidal_bytes(sizes: Sizes, item: int, batch: int) -> tuple[int, int]:
+    """(temporaries of one block that are not chunked, tape)."""
+    n, d, m, H = sizes.n_tokens, sizes.width, sizes.n_inputs, sizes.n_heads
+    state = n * d * (m + d + 1)
+    per_attention = n * d * (d // H) * 2 + 10 * H * n * n + 6 * n * d + n * d * d
+    per_mlp = 2 * n * sizes.hidden + 6 * n * d + n * d * d
+    tape = (sizes.n_blocks + 1) * state + sizes.n_blocks // 2 * (per_attention + per_mlp)
+    grams = n * d * max(16 * d, 3 * sizes.hidden + 4 * d)
+    rows = 6 * H * n**3 + 4 * n * n * d
+    return item * batch * (grams + rows + n * m * d), item * batch * tape

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,15 @@ class StructuredMethod:
     mlp: Transform
     start: Callable[[Tensor, Tensor, int], StructuredZonotope]
     summary: str
+
+    def batches(self, model: Model, specs: Sequence[Spec], budget_bytes: int | None) -> list[list[int]]:
+        """One at a time: the pool is for one input."""
+        return [[i] for i in range(len(specs))]
+
+    def bound_many(
+        self, model: Model, specs: Sequence[Spec], budget_bytes: int | None, on_block: OnBlock | None
+    ) -> list[Bounds]:
+        return [self.bound(model, spec, budget_bytes, on_block) for spec in specs]
 
     def bound(self, model: Model, spec: Spec, budget_bytes: int | None, on_block: OnBlock | None) -> Bounds:
         """Lower bounds of the claim's rows over the input set. Works in the model's dtype, on its device."""

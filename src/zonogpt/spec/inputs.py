@@ -1,11 +1,13 @@
-"""Input sets: boxes of pixels or of token embeddings, and how they look as embedded tokens.
+"""Input sets: balls of pixels or of token embeddings, and how they look as embedded tokens.
 
-Both are boxes of raw numbers mapped to tokens by an affine map in which every raw number touches one token. So a set
-is, exactly, a centre (S, d) and local generators (S, q, d): one generator per raw number, at its own token.
+Both are sets of raw numbers mapped to tokens by an affine map in which every raw number touches one token. So a box
+is, exactly, a centre (S, d) and local generators (S, q, d): one generator per raw number, at its own token. An l_1 or
+l_2 ball is the same with the noise in the unit ball of that norm; `lower` and `upper` are its bounding box.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +18,13 @@ from zonogpt.model.ir import ImageEmbedding, Model, TokenEmbedding
 
 
 class InputBox(Protocol):
+    @property
+    def norm(self) -> float:
+        """inf, 2 or 1: the norm of the ball around the anchor."""
+
+    @property
+    def radius(self) -> float: ...
+
     @property
     def lower(self) -> Tensor:
         """Smallest raw input, in the input's shape, float64."""
@@ -29,6 +38,9 @@ class InputBox(Protocol):
 
     @property
     def n_tokens(self) -> int: ...
+
+    def first_moving(self) -> int:
+        """The first token that any input of the set changes; the last one if none does."""
 
     def embed(self, raw: Tensor) -> Tensor:
         """Raw input (..., raw shape) -> embedded tokens (..., S, d): what the model computes, exactly."""
@@ -51,16 +63,32 @@ def centre_and_radius(box: InputBox) -> tuple[Tensor, Tensor]:
     return centre, torch.where(radius > 0, torch.nextafter(radius, torch.full_like(radius, torch.inf)), radius)
 
 
+def centre_and_noise(box: InputBox) -> tuple[Tensor, Tensor, float]:
+    """(centre, scale, p): every raw input of the set is centre + scale * noise with ||noise||_p <= 1.
+
+    An l_1 or l_2 ball keeps the anchor as its centre, and what clipping takes away is not used.
+    """
+    if box.norm == math.inf:
+        return *centre_and_radius(box), math.inf
+    return box.anchor, torch.full_like(box.anchor, box.radius * (1 + 2**-50)), box.norm
+
+
 @dataclass(frozen=True)
 class PixelBox:
     embedding: ImageEmbedding
     lower: Tensor  # (height, width)
     upper: Tensor
     anchor: Tensor
+    radius: float
+    norm: float
 
     @property
     def n_tokens(self) -> int:
         return self.embedding.positions.shape[0]
+
+    def first_moving(self) -> int:
+        moves = self.embedding.patches(self.upper > self.lower).any(-1).nonzero()
+        return int(moves[0]) if len(moves) else self.n_tokens - 1
 
     def embed(self, raw: Tensor) -> Tensor:
         return self.embedding(raw)
@@ -87,10 +115,15 @@ class EmbeddingBox:
     lower: Tensor  # (positions, d)
     upper: Tensor
     anchor: Tensor
+    radius: float
+    norm: float
 
     @property
     def n_tokens(self) -> int:
         return self.base.shape[0]
+
+    def first_moving(self) -> int:
+        return min(self.positions)
 
     def embed(self, raw: Tensor) -> Tensor:  # (..., positions, d) -> (..., S, d)
         index = torch.tensor(self.positions, device=raw.device)

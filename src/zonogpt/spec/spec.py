@@ -18,6 +18,8 @@ from zonogpt.spec.claims import Claim, linear_claim, margin_claim
 from zonogpt.spec.inputs import EmbeddingBox, PixelBox
 from zonogpt.tensors import moved
 
+NORMS = (math.inf, 2.0, 1.0)
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -31,6 +33,15 @@ class Spec:
         """The same input set with the claim `rows @ output + offset > 0`, rows (K, outputs) and offset (K,)."""
         return dataclasses.replace(self, claim=linear_claim(rows, offset, self.n_outputs), label=None)
 
+    def shrunk(self, radius: float) -> Spec:
+        """The same claim over the ball of a smaller radius."""
+        if not 0 <= radius <= self.radius:
+            raise SpecError(f"a spec of radius {self.radius:g} can be shrunk to 0..{self.radius:g}, not to {radius!r}")
+        lower, upper = outward(self.input.anchor, radius)
+        lower, upper = torch.maximum(lower, self.input.lower), torch.minimum(upper, self.input.upper)
+        box = dataclasses.replace(self.input, lower=lower, upper=upper, radius=radius)
+        return dataclasses.replace(self, input=box, radius=radius)
+
 
 def image_ball(
     model: Model,
@@ -40,9 +51,10 @@ def image_ball(
     norm: float = math.inf,
     clip: tuple[float, float] = (0.0, 1.0),
 ) -> Spec:
-    """All images within `radius` of `image` in every pixel, clipped to `clip`, keep their label.
+    """All images within `radius` of `image`, clipped to `clip`, keep their label.
 
-    `image` is (height, width) with floats in [0, 1]; `label=None` means the model's own prediction.
+    `image` is (height, width) with floats in [0, 1]; `label=None` means the model's own prediction. `norm` is inf
+    (every pixel may move by the radius), 2 or 1.
     """
     anchor = as_image(model, image)
     assert isinstance(model.embedding, ImageEmbedding)  # as_image checked it
@@ -55,7 +67,7 @@ def image_ball(
         raise SpecError(f"clip {clip} must be (low, high) with the image inside")
     wide = moved(model.embedding, model.device, torch.float64)
     lower, upper = outward(anchor, radius)
-    box = PixelBox(wide, lower.clamp(min=low), upper.clamp(max=high), anchor)
+    box = PixelBox(wide, lower.clamp(min=low), upper.clamp(max=high), anchor, radius, float(norm))
     return _spec(model, box, radius, label)
 
 
@@ -67,7 +79,10 @@ def embedding_ball(
     label: int | None = None,
     norm: float = math.inf,
 ) -> Spec:
-    """The token embeddings at `positions` (0-based over the ids) move within `radius` in every coordinate."""
+    """The token embeddings at `positions` (0-based over the ids) move within `radius`, all coordinates together.
+
+    `norm` is inf (every coordinate may move by the radius), 2 or 1.
+    """
     given = as_ids(model, input_ids)
     radius = check_ball(radius, norm)
     embedding = model.embedding
@@ -78,7 +93,8 @@ def embedding_ball(
     base = embedding.tokens[ids].double()
     base[list(at)] = 0.0
     base = base + embedding.positions[: len(ids)].double()
-    return _spec(model, EmbeddingBox(base, given, at, *outward(anchor, radius), anchor), radius, label)
+    box = EmbeddingBox(base, given, at, *outward(anchor, radius), anchor, radius, float(norm))
+    return _spec(model, box, radius, label)
 
 
 def outward(anchor: Tensor, radius: float) -> tuple[Tensor, Tensor]:
@@ -97,8 +113,8 @@ def check_ball(radius: object, norm: float) -> float:
         value = math.inf
     if not 0 <= value < math.inf:
         raise SpecError(f"the radius must be a finite number, at least 0; got {radius!r}")
-    if norm != math.inf:
-        raise SpecError(f"norm {norm!r} is not supported; use inf")
+    if norm not in NORMS:
+        raise SpecError(f"norm {norm!r} is not supported; use {', '.join(f'{p:g}' for p in NORMS)}")
     return value
 
 

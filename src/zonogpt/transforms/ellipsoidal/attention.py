@@ -45,8 +45,6 @@ from zonogpt.transforms.ellipsoidal.attention_point import (
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep, layernorm_step
 from zonogpt.transforms.ellipsoidal.softmax import SoftmaxStep, softmax_step
 
-SYMBOL_CHUNK_BYTES = 1 << 30
-
 
 @dataclass(frozen=True)
 class AttentionStep:
@@ -58,7 +56,7 @@ class AttentionStep:
 
     kind = "attention"
 
-    def pull(self, functionals: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def pull(self, functionals: Tensor, limit: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Functionals (B, K, I, d) of the block's output as functionals (B, K, n, d) of its input, and the losses."""
         point, s, block = self.point, self.softmax, self.point.block
         first, I = point.first, point.n_queries  # noqa: E741
@@ -80,23 +78,24 @@ class AttentionStep:
         to_Q = torch.zeros_like(to_V)
         to_Q[..., -I:, :] = by_score @ point.K[:, None]
         branch = torch.cat([block.join_heads(x) for x in (to_Q, to_K, to_V)], dim=-1) @ block.w_qkv.T
-        before, norm = self.norm.pull(branch)
+        before, norm = self.norm.pull(branch, limit)
         before[:, :, -I:] += functionals
         return before, {"layernorm": norm, "scores": scores, "softmax": softmax, "product": product}
 
 
 def attention_step(
-    block: AttentionBlock, z: EllipsoidalZonotope, still: Tensor, n_queries: int
+    block: AttentionBlock, z: EllipsoidalZonotope, still: Tensor, n_queries: int, limit: int
 ) -> tuple[EllipsoidalZonotope, AttentionStep]:
     """Z' with A(x) in Z' at the last `n_queries` tokens, for x in z behind the exact tokens `still` (B, p, d).
 
-    The symbols of z are kept. Memory O(B (n m d + n d^2 + n^2 H d)), products O(n m d^2 + n d^3 + n^2 d^2).
+    The symbols of z are kept. Memory O(B (n m d + n d^2 + H n S (S + e))) and some `limit` bytes of tangents; products
+    O(n m d^2 + n d^3 + n S d^2).
     """
-    norm = layernorm_step(block.norm, z)
+    norm = layernorm_step(block.norm, z, limit)
     point = attention_point(block, block.norm(still), norm.centre, n_queries)
     pr = project(point, minkowski(norm.jacobian_gram(z.Q), norm.error_gram))
 
-    parts = list(chunks(z.m, symbol_bytes(point), SYMBOL_CHUNK_BYTES))
+    parts = list(chunks(z.m, symbol_bytes(point), limit))
     sums, kept = TangentSums(z.p), None
     for part in parts:
         t = tangents(point, norm.jacobian(z.G[:, :, part]))
@@ -123,7 +122,7 @@ def attention_step(
     value_gram = minkowski(sums.V.cover, pr.VV_heads)
     product = value_products(point, s, score_gram, value_gram)
     local = minkowski(softmax_cover(s, values), product)
-    Q = error_images(point, norm, z, pr, errors.key, score_values, local)
+    Q = error_images(point, norm, z, pr, errors.key, score_values, local, limit)
     shift = (s.shift[..., None, :] @ values).squeeze(-2)  # (B, H, I, e)
     c = z.c[:, -n_queries:] + block.join_heads(point.O + shift) @ block.w_o + block.b_o
     out = EllipsoidalZonotope(c=c, G=G, Q=rounded_out(Q), p=z.p)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from zonogpt.domains.chunks import chunks
-from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, minkowski, sandwich, trace, weights
+from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, sandwich, trace, weights
 from zonogpt.transforms.ellipsoidal.attention_point import AttentionPoint
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep
 
@@ -99,6 +99,7 @@ def error_images(
     key: Tensor,
     score_values: Tensor,
     local: Tensor,
+    limit: int,
 ) -> Tensor:
     """(B, I, d, d): the Minkowski sum, per query, of the images of all old errors and of the new errors `local`.
 
@@ -116,7 +117,7 @@ def error_images(
     out = carried / t_own[0, ..., None, None] + fresh / t_own[1, ..., None, None]
     total = t_own.sum(0) + t_local.sum(1)
     crossed_total = []
-    for part in chunks(I, _query_bytes(point)):
+    for part in chunks(I, _query_bytes(point), limit):
         inner, t_crossed = _crossed(point, pr, key, score_values, metric, part)
         blocks = local[:, :, part] / t_local[:, :, part, None, None]
         head_blocks(inner, H).add_(blocks)
@@ -144,7 +145,10 @@ def _crossed(
     b = score_values[:, :, queries, first:] * (P * point.block.scale)[..., None]  # (B, H, i, n, e)
     other = ~(point.own[queries, first:] | point.hidden[:, 0, queries, first:])  # (B, i, n)
     # Any weights are sound; these are the images' sizes up to the triangle inequality and W_o's correlations.
-    size = P * trace(pr.VV_heads).sqrt()[:, :, None] + torch.linalg.vector_norm(b, dim=-1) * key[:, :, queries] / point.block.scale
+    size = (
+        P * trace(pr.VV_heads).sqrt()[:, :, None]
+        + torch.linalg.vector_norm(b, dim=-1) * key[:, :, queries] / point.block.scale
+    )
     t = weights((metric[:, None, None] * size.square()).sum(1).sqrt() * other, -1)
     inverse = other / t
 

@@ -70,19 +70,29 @@ class LayerNormStep:
         vbar = v - v.mean(-1, keepdim=True)
         return rho[..., None, None] * (vbar - (vbar @ self.z0[..., None]) * along[..., None, :])
 
-    def pull(self, functionals: Tensor) -> tuple[Tensor, Tensor]:
+    def pull(self, functionals: Tensor, limit: int) -> tuple[Tensor, Tensor]:
         """Functionals of LayerNorm's output (B, K, n, d) as functionals of its input, and the error's part (B, K).
 
         For each functional and token the better of two enclosures of LN(x) - centre: slope and error, or the range.
         """
-        w = (functionals * self.norm.gamma).transpose(1, 2)  # (B, n, K, d)
-        w = w - w.mean(-1, keepdim=True)
-        parts = [self._losses(w, part) for part in chunks(w.shape[1], 4 * w[:, 0, :, 0].numel() * self.z.m * w.element_size())]
-        error, linear = (torch.cat(piece, dim=1) for piece in zip(*parts, strict=True))
-        range_ = self.ball[..., None] * torch.linalg.vector_norm(w, dim=-1) + (w @ self.x_hat[..., None]).squeeze(-1)
+        w, error, linear, range_ = self._enclosures(functionals, limit)
         flat = ~self.sloped[..., None] | ~(error + linear < range_)  # (B, n, K)
         before = self._normalised(w).masked_fill(flat[..., None], 0.0)
         return before.transpose(1, 2), torch.where(flat, range_, error).sum(1)
+
+    def loss(self, functionals: Tensor, limit: int) -> Tensor:
+        """(B, K): the most that functionals (B, K, n, d) can fall below their value at the centre, without going back."""
+        _, error, linear, range_ = self._enclosures(functionals, limit)
+        return torch.where(self.sloped[..., None], torch.fmin(error + linear, range_), range_).sum(1)
+
+    def _enclosures(self, functionals: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        w = (functionals * self.norm.gamma).transpose(1, 2)  # (B, n, K, d)
+        w = w - w.mean(-1, keepdim=True)
+        bytes_each = 4 * w.shape[0] * w.shape[2] * self.z.m * w.element_size()
+        parts = [self._losses(w, part) for part in chunks(w.shape[1], bytes_each, limit)]
+        error, linear = (torch.cat(piece, dim=1) for piece in zip(*parts, strict=True))
+        range_ = self.ball[..., None] * torch.linalg.vector_norm(w, dim=-1) + (w @ self.x_hat[..., None]).squeeze(-1)
+        return w, error, linear, range_
 
     def _losses(self, w: Tensor, tokens: slice) -> tuple[Tensor, Tensor]:
         """(B, n, K) each: the most that -w . e can be with the slope, and the most that the slope's own part can be."""
@@ -121,14 +131,14 @@ class _Form:
         return _Form(s[..., None] * self.symbols + t[..., None] * other.symbols, square, self.p).largest
 
 
-def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope) -> LayerNormStep:
-    """The contract of LayerNormStep over z. Memory O(B n d^2) and one chunk of centred tangents."""
+def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope, limit: int) -> LayerNormStep:
+    """The contract of LayerNormStep over z. Memory O(B n d^2) and `limit` bytes of centred tangents."""
     d = z.c.shape[-1]
     z0 = z.c - z.c.mean(-1, keepdim=True)
     norm2 = z0.square().sum(-1)
     a0 = norm.tau + norm2 / d
     along, spread = SymbolSums(z.p, with_cover=False), SymbolSums(z.p)
-    for part in chunks(z.m, 3 * z.c.numel() * z.c.element_size()):
+    for part in chunks(z.m, 3 * z.c.numel() * z.c.element_size(), limit):
         T = z.G[:, :, part] - z.G[:, :, part].mean(-1, keepdim=True)
         along.add(T @ z0[..., None])
         spread.add(T)

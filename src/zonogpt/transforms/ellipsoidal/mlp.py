@@ -31,21 +31,24 @@ class MlpStep:
 
     kind = "mlp"
 
-    def pull(self, functionals: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def pull(self, functionals: Tensor, limit: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Functionals (B, K, n, d) of the block's output as functionals of its input, and what each error takes."""
         hidden = functionals @ self.block.w_2.T  # (B, K, n, f)
         gelu = (hidden.abs() * self.half[:, None]).sum((-1, -2))
-        before, norm = self.norm.pull((hidden * self.slope[:, None]) @ self.block.w_1.T)
+        before, norm = self.norm.pull((hidden * self.slope[:, None]) @ self.block.w_1.T, limit)
         return functionals + before, {"layernorm": norm, "gelu": gelu}
 
 
-def mlp_step(block: MlpBlock, z: EllipsoidalZonotope) -> tuple[EllipsoidalZonotope, MlpStep]:
-    """Z' with M(x) in Z' for x in z, same symbols, and the step for the adjoint."""
-    norm = layernorm_step(block.norm, z)
+def mlp_step(block: MlpBlock, z: EllipsoidalZonotope, limit: int) -> tuple[EllipsoidalZonotope, MlpStep]:
+    """Z' with M(x) in Z' for x in z, same symbols, and the step for the adjoint.
+
+    Memory O(B (n m d + n d f)) and `limit` bytes of hidden tangents; products O(n m d f + n d^2 f).
+    """
+    norm = layernorm_step(block.norm, z, limit)
     merged = minkowski(norm.jacobian_gram(z.Q), norm.error_gram)
     centre = norm.centre @ block.w_1 + block.b_1  # (B, n, f)
     spread = SymbolSums(z.p, with_cover=False)
-    for part in chunks(z.m, (centre.numel() + 2 * z.c.numel()) * z.c.element_size()):
+    for part in chunks(z.m, (2 * centre.numel() + 2 * z.c.numel()) * z.c.element_size(), limit):
         spread.add(norm.jacobian(z.G[:, :, part]) @ block.w_1)
     ellipsoid = ((merged @ block.w_1) * block.w_1).sum(-2).clamp(min=0).sqrt()
     radius = spread.radius + ellipsoid
@@ -55,12 +58,10 @@ def mlp_step(block: MlpBlock, z: EllipsoidalZonotope) -> tuple[EllipsoidalZonoto
     chain = (block.w_1 * slope[..., None, :]) @ block.w_2  # (B, n, d, d)
     whole = norm.with_skip(chain)
     G = torch.empty_like(z.G)
-    for part in chunks(z.m, z.c.numel() * z.c.element_size()):
+    for part in chunks(z.m, z.c.numel() * z.c.element_size(), limit):
         G[:, :, part] = z.G[:, :, part] @ whole
     Q = minkowski(sandwich(z.Q, whole), sandwich(norm.error_gram, chain), box_cover(block.w_2, half))
-    out = EllipsoidalZonotope(
-        c=z.c + (slope * centre + mid) @ block.w_2 + block.b_2, G=G, Q=rounded_out(Q), p=z.p
-    )
+    out = EllipsoidalZonotope(c=z.c + (slope * centre + mid) @ block.w_2 + block.b_2, G=G, Q=rounded_out(Q), p=z.p)
     require_finite("MLP output", out.c, out.G, out.Q)
     return out, MlpStep(block, norm, slope, half)
 

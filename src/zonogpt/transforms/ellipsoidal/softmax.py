@@ -40,9 +40,7 @@ class SoftmaxStep:
     residual: Tensor
 
 
-def softmax_step(
-    log_P: Tensor, linear: Tensor, R_U: Tensor, score_gram: Tensor, length: Tensor
-) -> SoftmaxStep:
+def softmax_step(log_P: Tensor, linear: Tensor, R_U: Tensor, score_gram: Tensor, length: Tensor) -> SoftmaxStep:
     """The contract of SoftmaxStep.
 
     `linear` bounds the centred score change that is linear in the symbols, key by key, `score_gram` (B, H, I, S, S)
@@ -96,7 +94,9 @@ def psi(t: Tensor) -> Tensor:
     """e^t - 1 - t, for small t by its series (error below 1e-9 of it), upward in any case."""
     small = t.clamp(-0.5, 0.5)
     series = small.square() * (
-        1 / 2 + small * (1 / 6 + small * (1 / 24 + small * (1 / 120 + small * (1 / 720 + small * (1 / 5040 + small / 40320)))))
+        1 / 2
+        + small
+        * (1 / 6 + small * (1 / 24 + small * (1 / 120 + small * (1 / 720 + small * (1 / 5040 + small / 40320)))))
     )
     return torch.where(t.abs() < 0.5, series, torch.expm1(t) - t) * (1 + 1e-6)
 
