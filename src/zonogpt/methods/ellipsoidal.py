@@ -1,7 +1,7 @@
 """Method E: one forward pass of ellipsoidal zonotopes, then one backward pass for all rows of the claim.
 
-The forward pass bounds the *sizes* of every step's error. The backward pass carries each row through the linear maps the
-forward pass left behind and meets each error where it was born, before any covering:
+The forward pass bounds the *sizes* of every step's error. The backward pass carries each row through the linear maps
+that the forward pass left behind and meets each error where it was born, before any covering:
 
     margin >= value at the centre - (rows at the input over the input set) - sum over steps of (support of its error)
 """
@@ -96,7 +96,7 @@ def default_budget(device: torch.device) -> int:
 
 def sizes(model: Model, spec: Spec) -> Sizes:
     moving = int((spec.input.upper > spec.input.lower).sum()) if spec.input.radius else 1
-    hidden = next(block.w_1.shape[1] for block in model.blocks if isinstance(block, MlpBlock))
+    hidden = max((block.w_1.shape[1] for block in model.blocks if isinstance(block, MlpBlock)), default=0)
     S = spec.input.n_tokens
     return Sizes(S - first_moving(model, spec), model.width, model.n_heads, hidden, len(model.blocks), moving, 0)
 
@@ -131,7 +131,7 @@ def forward(model: Model, specs: Sequence[Spec], limit: int, on_block: OnBlock |
     begin = start(model, specs)
     still, z = begin.still, begin.z
     blocks = len(model.blocks)
-    last_attention = max(t for t, block in enumerate(model.blocks) if isinstance(block, AttentionBlock))
+    last_attention = max((t for t, block in enumerate(model.blocks) if isinstance(block, AttentionBlock)), default=-1)
     steps: list[Step] = []
     for t, block in enumerate(model.blocks):
         if on_block is not None:
@@ -208,9 +208,7 @@ def where_lost(tape: Tape, b: int) -> str:
         linear = float(dual_norm(z.G[b], z.p, -2).mean())
         error = float(coordinate_radius(z.Q[b]).mean())
         if error > linear > 0:
-            return (
-                f"precision is lost in block {t} ({step.kind}): errors are {error / linear:.2g} times the linear part"
-            )
+            return f"precision is lost in block {t} ({step.kind}): error {error / linear:.2g} times the linear part"
     return ""
 
 

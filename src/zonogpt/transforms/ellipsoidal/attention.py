@@ -3,7 +3,7 @@
     A(x) = x + B(LN(x)),    B(n) = concat_h( sum_j p_j v_j ) W_o + b_o
 
 B is linearised at the (moved) centre of LayerNorm's output, with softmax's best slopes. What is left: LayerNorm's error
-(linear from there on), softmax's error, the products of score changes, and the products of probability and value changes.
+(linear from there on), softmax's error, products of score changes, products of probability and value changes.
 """
 
 from __future__ import annotations

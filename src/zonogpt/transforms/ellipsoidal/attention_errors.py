@@ -1,7 +1,7 @@
 """What the tokens' error ellipsoids do inside attention: to the scores, and to the output of every query.
 
-All of it is quadratic forms of Grams. `merged` (B, n, d, d) covers, at LayerNorm's output, the old error through the Jacobian
-and LayerNorm's own error together. Axes as in attention_point.py.
+All of it is quadratic forms of Grams. `merged` (B, n, d, d) covers, at LayerNorm's output, the old error through the
+Jacobian and LayerNorm's own error together. Axes as in attention_point.py.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def error_images(
 ) -> Tensor:
     """(B, I, d, d): the Minkowski sum, per query, of the images of all old errors and of the new errors `local`.
 
-    `key` as in ErrorScores, `score_values` as in branch_images, `local` (B, H, I, e, e) in head space. With `merged` the
+    `key` as in ErrorScores, `score_values` as in branch_images, `local` (B, H, I, e, e) in head space. The
     images of other tokens need no d x d map per pair of tokens: see `_crossed`.
     """
     I, H = point.n_queries, point.block.n_heads  # noqa: E741
@@ -136,8 +136,8 @@ def _crossed(
 ) -> tuple[Tensor, Tensor]:
     """sum_{s != i} Gram_is / t_is (B, i, d, d) in head space, and sum_s t_is (B, i), for a slice of queries.
 
-    Source s moves head h of query i by P_is^h V_dot_s^h + b_is^h (Q_i^h . K_dot_s^h), b = P score_values / sqrt(e). Block
-    (h, g) of its Gram is  P^h P^g VV_s^hg + P^h x_hg (b^g)^T + b^h (P^g x_gh)^T + y_hg b^h (b^g)^T  with
+    Source s moves head h of query i by P_is^h V_dot_s^h + b_is^h (Q_i^h . K_dot_s^h), b = P score_values / sqrt(e).
+    Block (h, g) of its Gram is  P^h P^g VV_s^hg + P^h x_hg (b^g)^T + b^h (P^g x_gh)^T + y_hg b^h (b^g)^T  with
     x_hg = VK_s^hg Q_i^g and y_hg = Q_i^h . KK_s^hg Q_i^g. Memory O(i n H d), time O(i n d^2).
     """
     first, H = point.first, point.block.n_heads
