@@ -53,7 +53,8 @@ class SymbolSums:
 
     @property
     def cover(self) -> Tensor:
-        assert self._gram is not None and self._lengths is not None
+        assert self._gram is not None
+        assert self._lengths is not None
         if self.p == math.inf:
             return self._lengths[..., None, None] * self._gram
         if self.p == 2:

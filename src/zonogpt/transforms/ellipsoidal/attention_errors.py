@@ -145,10 +145,8 @@ def _crossed(
     b = score_values[:, :, queries, first:] * (P * point.block.scale)[..., None]  # (B, H, i, n, e)
     other = ~(point.own[queries, first:] | point.hidden[:, 0, queries, first:])  # (B, i, n)
     # Any weights are sound; these are the images' sizes up to the triangle inequality and W_o's correlations.
-    size = (
-        P * trace(pr.VV_heads).sqrt()[:, :, None]
-        + torch.linalg.vector_norm(b, dim=-1) * key[:, :, queries] / point.block.scale
-    )
+    by_score = torch.linalg.vector_norm(b, dim=-1) * key[:, :, queries] / point.block.scale
+    size = P * trace(pr.VV_heads).sqrt()[:, :, None] + by_score
     t = weights((metric[:, None, None] * size.square()).sum(1).sqrt() * other, -1)
     inverse = other / t
 

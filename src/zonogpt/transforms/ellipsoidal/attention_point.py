@@ -1,7 +1,7 @@
 """The attention branch at the centre of LayerNorm's output, and the images of the input's symbols.
 
-Axes: B inputs, H heads, i queries (I of them), j or s keys (S), m symbols, e features of a head. Tokens before the first one
-that can move are exact: they are keys and values, never queries or sources; the last n keys are the moving tokens, the
+Axes: B inputs, H heads, i queries (I of them), j or s keys (S), m symbols, e features of a head. Tokens before the
+first one that can move are exact: they are keys and values, never queries or sources; the last n keys are the moving tokens, the
 last I of these the queries.
 """
 

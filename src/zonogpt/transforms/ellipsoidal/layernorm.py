@@ -81,7 +81,7 @@ class LayerNormStep:
         return before.transpose(1, 2), torch.where(flat, range_, error).sum(1)
 
     def loss(self, functionals: Tensor, limit: int) -> Tensor:
-        """(B, K): the most that functionals (B, K, n, d) can fall below their value at the centre, without going back."""
+        """(B, K): the most that functionals (B, K, n, d) can fall below their value at the centre; no going back."""
         _, error, linear, range_ = self._enclosures(functionals, limit)
         return torch.where(self.sloped[..., None], torch.fmin(error + linear, range_), range_).sum(1)
 

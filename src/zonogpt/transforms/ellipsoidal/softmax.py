@@ -4,10 +4,10 @@ For one head and query let P = softmax(U), delta the change of the scores minus 
 mean), y = sum_j P_j v_j, v'_j = v_j - y, psi(t) = e^t - 1 - t and Z = sum_j P_j e^delta_j = 1 + sum_j P_j psi(delta_j).
 Since p_j = P_j e^delta_j / Z, exactly
 
-    sum_j p_j v_j - y  =  sum_j P_j ( delta_j + (1 - zeta) psi(delta_j) - zeta delta_j ) v'_j,     zeta = 1 - 1/Z in [0, 1).
+    sum_j p_j v_j - y  =  sum_j P_j ( delta_j + (1 - zeta) psi(delta_j) - zeta delta_j ) v'_j,    0 <= zeta = 1 - 1/Z < 1.
 
 psi on [-W_j, W_j] is replaced by its chord and a half-width, zeta by the middle of its range: a slope per key, a
-constant and an error per key. Arrays are (B, H, I, S): input, head, query, key; masked keys have log P = -inf and W = 0.
+constant and an error per key. Arrays are (B, H, I, S): input, head, query, key; masked keys have log P = -inf, W = 0.
 Derivations: docs/math.md, section "Method E: softmax".
 """
 
@@ -26,8 +26,8 @@ from zonogpt.transforms.softmax import masked, softmax_deviation
 class SoftmaxStep:
     """sum_j (p_j - P_j) v_j = sum_j (P_j slope_j delta_j + shift_j + xi common_j + xi_j (error_j + scores_j)) v'_j
 
-    for every v, with |xi|, |xi_j| <= 1, where delta is the part of the centred score change that is linear in the domain's
-    symbols. Also |p_j - P_j| <= total_j and |p_j - P_j - P_j delta_j| <= residual_j. Slope and shift are 0 where the
+    for every v, with |xi|, |xi_j| <= 1, where delta is the part of the centred score change that is linear in the
+    domain's symbols. Also |p_j - P_j| <= total_j and |p_j - P_j - P_j delta_j| <= residual_j. Slope and shift are 0 where the
     row's range leaves a smaller error.
     """
 
@@ -93,11 +93,10 @@ def largest_zeta(log_P: Tensor, W: Tensor, rest: Tensor, score_gram: Tensor) -> 
 def psi(t: Tensor) -> Tensor:
     """e^t - 1 - t, for small t by its series (error below 1e-9 of it), upward in any case."""
     small = t.clamp(-0.5, 0.5)
-    series = small.square() * (
-        1 / 2
-        + small
-        * (1 / 6 + small * (1 / 24 + small * (1 / 120 + small * (1 / 720 + small * (1 / 5040 + small / 40320)))))
-    )
+    series = 1 + small / 8
+    for k in (7, 6, 5, 4, 3):
+        series = 1 + small / k * series
+    series = small.square() / 2 * series
     return torch.where(t.abs() < 0.5, series, torch.expm1(t) - t) * (1 + 1e-6)
 
 
