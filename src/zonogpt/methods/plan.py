@@ -1,7 +1,8 @@
 """How much memory a run will need, counted before it runs.
 
 In the paper's methods everything large is a number of generators times S d. The plan walks through the blocks as
-Algorithm 1 does and counts what is alive at the worst moment of each: the set before, the set after, and the pieces just before they are joined.
+Algorithm 1 does and counts what is alive at the worst moment of each: the set before, the set after, and the pieces
+just before they are joined. Method E keeps one state per block for its backward pass and a few Grams for the moment.
 """
 
 from __future__ import annotations

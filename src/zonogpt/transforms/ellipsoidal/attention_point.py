@@ -1,8 +1,8 @@
 """The attention branch at the centre of LayerNorm's output, and the images of the input's symbols.
 
 Axes: B inputs, H heads, i queries (I of them), j or s keys (S), m symbols, e features of a head. Tokens before the
-first one that can move are exact: they are keys and values, never queries or sources; the last n keys are the moving tokens, the
-last I of these the queries.
+first one that can move are exact: they are keys and values, never queries or sources. The last n keys are the moving
+tokens, the last I of these the queries.
 """
 
 from __future__ import annotations

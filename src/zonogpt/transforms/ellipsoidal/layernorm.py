@@ -212,5 +212,10 @@ def scalar_remainders(
     t = (1 + y).sqrt()
     unit = a0.rsqrt()
     A = 0.5 * (r_quad / a0) * unit
-    B = unit * x.square() * (2 + s) / (2 * s * (1 + s).square())
+    B = unit * torch.maximum(_above_tangent(x, s), _above_tangent(r_lin / a0, (1 + r_lin / a0).sqrt()))
     return A, B, unit * torch.maximum(x / (s * (1 + s)), y / (t * (1 + t)))
+
+
+def _above_tangent(x: Tensor, s: Tensor) -> Tensor:
+    """How far 1 / s lies above the tangent of 1 / sqrt at 1, for s^2 = 1 - x or s^2 = 1 + x: nothing is subtracted."""
+    return x.square() * (2 + s) / (2 * s * (1 + s).square())

@@ -4,7 +4,7 @@ For one head and query let P = softmax(U), delta the change of the scores minus 
 mean), y = sum_j P_j v_j, v'_j = v_j - y, psi(t) = e^t - 1 - t and Z = sum_j P_j e^delta_j = 1 + sum_j P_j psi(delta_j).
 Since p_j = P_j e^delta_j / Z, exactly
 
-    sum_j p_j v_j - y  =  sum_j P_j ( delta_j + (1 - zeta) psi(delta_j) - zeta delta_j ) v'_j,    0 <= zeta = 1 - 1/Z < 1.
+    sum_j p_j v_j - y = sum_j P_j ( delta_j + (1 - zeta) psi(delta_j) - zeta delta_j ) v'_j,    0 <= zeta = 1 - 1/Z < 1.
 
 psi on [-W_j, W_j] is replaced by its chord and a half-width, zeta by the middle of its range: a slope per key, a
 constant and an error per key. Arrays are (B, H, I, S): input, head, query, key; masked keys have log P = -inf, W = 0.
@@ -27,8 +27,8 @@ class SoftmaxStep:
     """sum_j (p_j - P_j) v_j = sum_j (P_j slope_j delta_j + shift_j + xi common_j + xi_j (error_j + scores_j)) v'_j
 
     for every v, with |xi|, |xi_j| <= 1, where delta is the part of the centred score change that is linear in the
-    domain's symbols. Also |p_j - P_j| <= total_j and |p_j - P_j - P_j delta_j| <= residual_j. Slope and shift are 0 where the
-    row's range leaves a smaller error.
+    domain's symbols. Also |p_j - P_j| <= total_j and |p_j - P_j - P_j delta_j| <= residual_j. Slope and shift are 0
+    where the row's range leaves a smaller error.
     """
 
     slope: Tensor
@@ -60,9 +60,9 @@ def softmax_step(log_P: Tensor, linear: Tensor, R_U: Tensor, score_gram: Tensor,
     deviation = softmax_deviation(log_P, W)
     sloped = ((error + scores + half_zeta * constant.abs()) * length).sum(-1) <= (deviation * length).sum(-1)
     keep = sloped[..., None] & ~hidden  # NaN or inf: not sloped
-    # p_j - P_j - P_j delta_j = P_j ((1 - zeta) psi - zeta delta), psi >= 0.
-    bend = P * torch.maximum(psi(W), psi(-W) + 2 * half_zeta * W)
-    total = torch.fmin(P * W + bend, deviation)
+    # p_j = (1 - zeta) P_j e^delta_j, and p_j - P_j - P_j delta_j = P_j ((1 - zeta) psi(delta_j) - zeta (1 + delta_j)).
+    total = P * torch.maximum(torch.expm1(W), 2 * half_zeta * torch.exp(-W) - torch.expm1(-W))
+    residual = P * (torch.maximum(psi(W), 2 * half_zeta * (1 + W)) + rest)
     nothing = torch.zeros_like(P)
     return SoftmaxStep(
         slope=torch.where(keep, slope, nothing),
@@ -70,8 +70,8 @@ def softmax_step(log_P: Tensor, linear: Tensor, R_U: Tensor, score_gram: Tensor,
         common=torch.where(keep, half_zeta * constant, nothing),
         error=torch.where(keep, error, deviation),
         scores=torch.where(keep, scores, nothing),
-        total=total.masked_fill(hidden, 0.0),
-        residual=(bend + P * rest).masked_fill(hidden, 0.0),
+        total=torch.fmin(total, deviation).masked_fill(hidden, 0.0),
+        residual=residual.masked_fill(hidden, 0.0),
     )
 
 
