@@ -46,7 +46,8 @@ def softmax_step(log_P: Tensor, linear: Tensor, R_U: Tensor, score_gram: Tensor,
     `linear` bounds the centred score change that is linear in the symbols, key by key, `score_gram` (B, H, I, S, S)
     covers it for all keys together, `R_U` bounds the products of changes (not centred). `length` is |v'_j|.
     """
-    P, hidden = log_P.exp(), masked(log_P)
+    # A visible key whose P underflowed to 0 would hide what e^W makes of it.
+    P, hidden = log_P.exp().clamp(min=torch.finfo(log_P.dtype).tiny), masked(log_P)
     mean_R = (P * R_U).sum(-1, keepdim=True)
     rest = (R_U + mean_R).masked_fill(hidden, 0.0)
     W = (linear + rest).masked_fill(hidden, 0.0)
@@ -58,7 +59,7 @@ def softmax_step(log_P: Tensor, linear: Tensor, R_U: Tensor, score_gram: Tensor,
     scores = P * (slope.abs() * R_U + (slope - 1).abs() * mean_R)
 
     deviation = softmax_deviation(log_P, W)
-    sloped = ((error + scores + half_zeta * constant.abs()) * length).sum(-1) <= (deviation * length).sum(-1)
+    sloped = ((error + scores + half_zeta * constant.abs()) * length).sum(-1) < (deviation * length).sum(-1)
     keep = sloped[..., None] & ~hidden  # NaN or inf: not sloped
     # p_j = (1 - zeta) P_j e^delta_j, and p_j - P_j - P_j delta_j = P_j ((1 - zeta) psi(delta_j) - zeta (1 + delta_j)).
     total = P * torch.maximum(torch.expm1(W), 2 * half_zeta * torch.exp(-W) - torch.expm1(-W))

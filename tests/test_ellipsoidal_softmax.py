@@ -1,0 +1,153 @@
+"""Softmax of method E: the exact formula, its slopes and errors, and the traps of exponentials."""
+
+import math
+
+import pytest
+import torch
+
+from builders import generator, randn
+from zonogpt.domains.ellipsoidal import support
+from zonogpt.transforms.ellipsoidal.softmax import chord_of_psi, largest_zeta, log_phi, psi, softmax_step
+
+WIDTHS = torch.cat([torch.logspace(-9, 1.3, 60), torch.tensor([0.0, 0.4999, 0.5, 0.5001, 1.0])]).double()
+
+
+def exact_psi(t):
+    """e^t - 1 - t without cancellation: by its series below 1, else directly."""
+    term, total = t.square() / 2, torch.zeros_like(t)
+    for k in range(3, 40):
+        total = total + term
+        term = term * t / k
+    return torch.where(t.abs() < 1, total, torch.expm1(t) - t)
+
+
+def test_psi_is_an_upper_bound_and_sharp():
+    t = torch.cat([WIDTHS, -WIDTHS])
+    assert (psi(t) >= exact_psi(t)).all()
+    torch.testing.assert_close(psi(t), exact_psi(t), rtol=2e-6, atol=0.0)
+
+
+def test_phi_is_an_upper_bound_and_sharp():
+    phi = torch.where(WIDTHS > 0, 2 * exact_psi(WIDTHS) / WIDTHS.square().clamp(min=1e-300), torch.ones_like(WIDTHS))
+    assert (log_phi(WIDTHS).exp() >= phi).all()
+    torch.testing.assert_close(log_phi(WIDTHS).exp(), phi, rtol=1e-3, atol=0.0)
+    assert log_phi(torch.tensor(5000.0)).isfinite()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_chord_of_psi(dtype):
+    chord, middle, half = (x.double() for x in chord_of_psi(WIDTHS.to(dtype)))
+    for share in torch.linspace(-1, 1, 201).double():
+        t = share * WIDTHS.to(dtype).double()
+        assert ((exact_psi(t) - chord * t - middle).abs() <= half * (1 + 1e-9)).all()
+    # The ends attain it.
+    ends = exact_psi(WIDTHS) - chord * WIDTHS - middle
+    torch.testing.assert_close(ends, half, rtol=1e-4, atol=1e-20)
+
+
+def case(seed, S, width, heavy=0.0):
+    """log P, a factor of the linear score changes (already centred), bounds R_U, and |v'| of one."""
+    g = generator(seed)
+    U = randn(g, 1, 1, 1, S)
+    U[..., 0] += heavy
+    log_P = U.log_softmax(-1)
+    P = log_P.exp()
+    F = randn(g, 1, 1, 1, S, 3)
+    F = F - (P[..., None, :] @ F)
+    F = F * width / F.norm(dim=-1).mean()
+    R_U = 0.3 * width * torch.rand(1, 1, 1, S, generator=g).double()
+    return log_P, F, R_U
+
+
+def movements(log_P, F, R_U, seed):
+    """Centred score changes: the linear part in the ellipsoid F, the products within R_U; (N, S) each."""
+    g = generator(seed)
+    a = randn(g, 4000, 3)
+    a = a / a.norm(dim=-1, keepdim=True)
+    a[:100] *= torch.rand(100, 1, generator=g).double()
+    rows = F[0, 0, 0]
+    pick = rows[torch.randint(len(rows), (1000,), generator=g)]
+    a[1000:2000] = pick / (pick.norm(dim=-1, keepdim=True) + 1e-300)  # the extreme of one key
+    linear = a @ rows.T
+    r = R_U[0, 0, 0] * (2 * torch.rand(4000, rows.shape[0], generator=g).double() - 1).sign()
+    r[2000:2500] = 0.0
+    return linear, r
+
+
+@pytest.mark.parametrize("heavy", [0.0, 4.0, 12.0])
+@pytest.mark.parametrize("width", [1e-4, 0.1, 0.7, 1.5, 4.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_contract_of_the_step(seed, width, heavy):
+    log_P, F, R_U = case(seed, 2 + 2 * seed, width, heavy)
+    P = log_P.exp()[0, 0, 0]
+    step = softmax_step(log_P, F.norm(dim=-1), R_U, F @ F.mT, torch.ones_like(log_P))
+    linear, products = movements(log_P, F, R_U, seed)
+    mean = (products @ P)[:, None]
+    delta = linear + products - mean
+    Z = (P * delta.exp()).sum(-1, keepdim=True)
+    zeta, p = 1 - 1 / Z, P * delta.exp() / Z
+    rest = R_U + (P * R_U).sum()
+    assert (zeta[:, 0] <= largest_zeta(log_P, F.norm(dim=-1) + rest, rest, F @ F.mT) + 1e-9).all()
+    names = ("slope", "shift", "common", "error", "scores", "total", "residual")
+    slope, shift, common, error, scores, total, residual = (getattr(step, name)[0, 0, 0] for name in names)
+    assert ((p - P).abs() <= total + 1e-12).all()
+    assert ((p - P - P * linear).abs() <= residual + 1e-12).all()
+    # The coefficients of v' are determined up to a multiple of P, for sum_j P_j v'_j = 0.
+    sloped = bool((slope != 0).any())
+    exact = P * (delta + (1 - zeta) * exact_psi(delta) - zeta * delta + mean) if sloped else p - P
+    left = exact - P * slope * linear - shift
+    # One xi in [-1, 1] serves all keys: the intervals that the keys allow must meet.
+    room, used = error + scores + 1e-14, common > 1e-9
+    low = torch.where(used, (left - room) / common.clamp(min=1e-300), -1.0).amax(-1)
+    high = torch.where(used, (left + room) / common.clamp(min=1e-300), 1.0).amin(-1)
+    assert (low <= high + 1e-6).all()
+    assert (low <= 1 + 1e-6).all()
+    assert (high >= -1 - 1e-6).all()
+    assert (left.abs() <= room + common + 1e-12).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bounds_are_attained_up_to_a_factor(seed):
+    """For small changes the error is nothing but half of what the second-order term spans."""
+    log_P, F, R_U = case(seed, 4, 1e-3)
+    step = softmax_step(log_P, F.norm(dim=-1), 0 * R_U, F @ F.mT, torch.ones_like(log_P))
+    W, P = F.norm(dim=-1), log_P.exp()
+    torch.testing.assert_close(step.error, P * W.square() / 4, rtol=0.01, atol=0.0)
+    torch.testing.assert_close(step.slope, torch.ones_like(P), rtol=0.0, atol=1e-5)
+
+
+def test_a_key_far_below_the_smallest_float_may_wake_up():
+    """P_1 < e^-60 and W_1 > 60: an exponent that is clamped before it meets log P hides a heavy key."""
+    log_P = torch.tensor([0.0, -70.0]).double().log_softmax(-1).reshape(1, 1, 1, 2)
+    linear = torch.tensor([1e-6, 75.0]).double().reshape(1, 1, 1, 2)
+    gram = torch.diag_embed(linear.square())
+    step = softmax_step(log_P, linear, torch.zeros_like(linear), gram, torch.ones_like(linear))
+    assert float(step.total[..., 1]) > 0.98
+    assert float((step.error + step.scores)[..., 1]) > 0.98 or float(step.slope[..., 1]) > 0
+    for dtype in (torch.float32, torch.float64):
+        far = softmax_step(*(x.to(dtype) for x in (log_P * 10, linear * 10, 0 * linear, 100 * gram, linear * 0 + 1)))
+        for name in ("slope", "shift", "common", "error", "scores", "total", "residual"):
+            value = getattr(far, name)
+            assert not value.isnan().any(), name
+        assert float(far.total[..., 1]) > 0.98  # log P = -700, W = 750
+        assert float((far.error + far.scores)[..., 1]) > 0.98
+
+
+def test_masked_keys_take_no_part():
+    log_P = torch.tensor([0.3, -0.2, -math.inf]).double().log_softmax(-1).reshape(1, 1, 1, 3)
+    linear = torch.tensor([0.2, 0.3, 0.0]).double().reshape(1, 1, 1, 3)
+    step = softmax_step(log_P, linear, 0 * linear, torch.diag_embed(linear.square()), torch.ones_like(linear))
+    for name in ("slope", "shift", "common", "error", "scores", "total", "residual"):
+        assert float(getattr(step, name)[..., 2]) == 0.0, name
+
+
+def test_largest_zeta_uses_all_keys_together():
+    """Keys that cannot all move at once: the Gram knows, the single bounds do not."""
+    S = 12
+    log_P = torch.zeros(1, 1, 1, S).double().log_softmax(-1)
+    F = torch.eye(S).double().reshape(1, 1, 1, S, S) - 1 / S
+    W = F.norm(dim=-1)
+    together = largest_zeta(log_P, W, 0 * W, F @ F.mT)
+    apart = largest_zeta(log_P, W, 0 * W, 1e6 * torch.eye(S).double().expand(1, 1, 1, S, S))
+    assert float(together) < 0.3 * float(apart)
+    assert support(F @ F.mT, torch.eye(S).double()[None, None, None]).shape == (1, 1, 1, S)

@@ -1,0 +1,422 @@
+"""Method E, step by step: every contract at the same noise, at vertices and under a search."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from builders import attention_block, generator, layer_norm, mlp_block, randn
+from ellipsoidal_containment import (
+    BATCH,
+    assert_in_ellipsoid,
+    assert_never_positive,
+    ellipsoidal,
+    point,
+    random_noise,
+)
+from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, minkowski, sandwich, support, trace
+from zonogpt.model.ir import LayerNorm
+from zonogpt.transforms.ellipsoidal.attention import attention_step, score_products, softmax_cover, value_products
+from zonogpt.transforms.ellipsoidal.attention_errors import (
+    error_images,
+    error_scores,
+    head_blocks,
+    project,
+    row_minkowski,
+)
+from zonogpt.transforms.ellipsoidal.attention_point import TangentSums, attention_point, branch_images, tangents
+from zonogpt.transforms.ellipsoidal.layernorm import layernorm_step, scalar_remainders
+from zonogpt.transforms.ellipsoidal.mlp import mlp_step
+from zonogpt.transforms.gelu import gelu
+
+LIMIT = 1 << 30
+SEEDS = range(4)
+NORMS = (math.inf, 2.0, 1.0)
+# radius and error: linear part alone, error alone, both, and far beyond what Taylor can follow
+REACHES = ((0.1, 0.0), (0.0, 0.1), (0.05, 0.05), (0.5, 0.2), (3.0, 2.0))
+
+
+def still(d):
+    return torch.zeros(1, 0, d, dtype=torch.float64)
+
+
+# LayerNorm
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_scalar_remainders_are_exact_bounds(seed):
+    g = generator(seed)
+    d = 2 + seed % 5
+    z0 = randn(g, d) * 10 ** (2 * torch.rand(1, generator=g).double() - 1.5)
+    z0 = z0 - z0.mean()
+    reach = float(z0.norm()) * 3 * torch.rand(1, generator=g).double() + 1e-3
+    tau = 10 ** (-6 * float(torch.rand(1, generator=g)))
+    D = randn(g, 20000, d)
+    D[:500] = -z0 * torch.linspace(-3, 3, 500).double()[:, None]
+    D = D - D.mean(-1, keepdim=True)
+    D = D * (reach * torch.rand(20000, 1, generator=g).double() ** 0.2 / D.norm(dim=-1, keepdim=True))
+    norm2 = z0.square().sum()
+    a0 = tau + norm2 / d
+    lin, quad = 2 * D @ z0 / d, D.square().sum(-1) / d
+    rho = lambda a: a.rsqrt()  # noqa: E731
+    e_rho = rho(a0 + lin + quad) - rho(a0) + 0.5 * a0**-1.5 * lin
+    A, B, delta = scalar_remainders(
+        norm2[None], a0[None], tau, d, (D @ z0).abs().max()[None], D.norm(dim=-1).max()[None]
+    )
+    assert float(e_rho.max()) <= float(B) * (1 + 1e-9) + 1e-12
+    assert float(e_rho.min()) >= -float(A) * (1 + 1e-9) - 1e-12
+    assert float((rho(a0 + lin + quad) - rho(a0)).abs().max()) <= float(delta) * (1 + 1e-9) + 1e-12
+
+
+def norm_and_set(seed, reach, p=math.inf, d=4):
+    norm = layer_norm(generator(seed), d)
+    return norm, ellipsoidal(seed + 100, n=3, d=d, m=3, radius=reach[0], error=reach[1], p=p)
+
+
+@pytest.mark.parametrize("p", NORMS)
+@pytest.mark.parametrize("reach", REACHES)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_layernorm_error_lies_in_its_ellipsoid(seed, reach, p):
+    norm, z = norm_and_set(seed, reach, p)
+    step = layernorm_step(norm, z, LIMIT)
+
+    def error(noise):
+        x = point(z, noise)
+        linear = step.jacobian((x - z.c).transpose(0, 1)[None])[0].transpose(0, 1)
+        return norm(x) - step.centre[0] - linear
+
+    assert_in_ellipsoid(error, step.error_gram[0], z, seed)
+
+
+def assert_pull_is_a_lower_bound(f, step, z, out, w, seed):
+    """w . f(x) >= w . out.c + before . (x - c) - losses for functionals w (1, K, I, d)."""
+    before, losses = step.pull(w, LIMIT)
+    losses = sum(losses.values()) if isinstance(losses, dict) else losses
+    K = w.shape[1]
+    which = torch.arange(BATCH) % K
+
+    def excess(noise):
+        x = point(z, noise)
+        value = ((f(x) - out) * w[0, which]).sum((1, 2))
+        linear = ((x - z.c[0]) * before[0, which]).sum((1, 2))
+        return linear - losses[0, which] - value
+
+    assert_never_positive(z, excess, seed)
+
+
+@pytest.mark.parametrize("p", NORMS)
+@pytest.mark.parametrize("reach", REACHES)
+@pytest.mark.parametrize("seed", range(8))
+def test_layernorm_pull_is_a_lower_bound(seed, reach, p):
+    norm, z = norm_and_set(seed, reach, p, d=3 + seed % 2)
+    step = layernorm_step(norm, z, LIMIT)
+    w = randn(generator(seed + 7), 1, 5, *z.c.shape[1:])
+    w[0, 4] = norm.gamma.reciprocal() * step.z0[0]  # along the line of e_rho
+    assert_pull_is_a_lower_bound(norm, step, z, step.centre[0], w, seed)
+    linear_only = step.loss(w, LIMIT)
+    x = point(z, random_noise(z, seed))
+    fall = -((norm(x) - step.centre[0])[:, None] * w[0]).sum((2, 3))
+    assert (fall.amax(0) <= linear_only[0] + 1e-9).all()
+
+
+@pytest.mark.parametrize("c", [[0.0, 0.0, 0.0, 0.0], [1e-7, -1e-7, 0.0, 0.0], [3.0, 3.0, 3.0, 3.0 + 1e-9]])
+@pytest.mark.parametrize("radius", [1e-3, 0.1, 10.0])
+def test_constant_tokens_do_not_explode(c, radius):
+    """z0 = 0: the Jacobian is of size tau^(-1/2), LayerNorm's range is of size one."""
+    norm = LayerNorm(torch.ones(4).double(), torch.zeros(4).double(), 1e-5)
+    z = ellipsoidal(3, n=1, d=4, radius=radius, error=radius)
+    z = dataclasses.replace(z, c=torch.tensor(c).double().reshape(1, 1, 4))
+    step = layernorm_step(norm, z, LIMIT)
+    assert float(trace(step.error_gram)) <= 4 * 4 + 1e-9
+    w = randn(generator(1), 1, 4, 1, 4)
+    assert_pull_is_a_lower_bound(norm, step, z, step.centre[0], w, 0)
+    assert (step.loss(w, LIMIT)[0] <= 2 * 2 * w[0, :, 0].norm(dim=-1) + 1e-9).all()
+
+
+# Attention
+
+
+def attention_case(seed, reach, p=math.inf, S=4, d=4, heads=2, causal=True, first=0, queries=None, m=3, scale=0.6):
+    """A block, the exact tokens before the moving ones, the moving set, and the intermediate results."""
+    block = attention_block(seed, d=d, n_heads=heads, causal=causal, scale=scale)
+    z = ellipsoidal(seed + 50, n=S - first, d=d, m=m, radius=reach[0], error=reach[1], p=p)
+    before = randn(generator(seed + 9), 1, first, d)
+    norm = layernorm_step(block.norm, z, LIMIT)
+    pt = attention_point(block, block.norm(before), norm.centre, queries or S - first)
+    return block, before, z, norm, pt
+
+
+def changes(block, before, pt, z, norm, noise):
+    """Exact changes against the point: dQ (N,H,I,e), dK, dV (N,H,n,e), scores dU (N,H,I,S), P (N,H,I,S)."""
+    x = torch.cat([before.expand(BATCH, -1, -1), point(z, noise)], dim=1)
+    q, k, v = map(block.split_heads, (block.norm(x) @ block.w_qkv + block.b_qkv).chunk(3, dim=-1))
+    q = q[:, :, -pt.n_queries :]
+    scores = (q @ k.mT) * block.scale
+    at_point = (pt.Q @ pt.K.mT) * block.scale
+    dU = (scores - at_point).masked_fill(pt.hidden, 0.0)
+    P = scores.masked_fill(pt.hidden, -math.inf).softmax(-1)
+    first = pt.first
+    return q - pt.Q, (k - pt.K)[:, :, first:], (v - pt.V)[:, :, first:], dU, P
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_tangents_and_images_are_the_derivative(first):
+    block, before, z, norm, pt = attention_case(1, (0.1, 0.0), first=first, queries=2)
+    n_dot = norm.jacobian(z.G)
+    t = tangents(pt, n_dot)
+    images = branch_images(pt, t, pt.values())
+
+    def branch(n):
+        x = torch.cat([block.norm(before), n], dim=1)
+        q, k, v = map(block.split_heads, (x @ block.w_qkv + block.b_qkv).chunk(3, dim=-1))
+        P = ((q @ k.mT) * block.scale).masked_fill(~block.visible(x.shape[1]), -math.inf).softmax(-1)
+        return block.join_heads(P @ v)[:, -2:] @ block.w_o
+
+    for j in range(z.m):
+        _, exact = torch.func.jvp(branch, (norm.centre,), (n_dot[:, :, j],))
+        torch.testing.assert_close(images[:, :, j], exact)
+
+
+@pytest.mark.parametrize("case", [{}, {"first": 2}, {"causal": False}, {"queries": 1}, {"first": 1, "queries": 2}])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_error_scores_bound_what_ellipsoids_do_linearly(seed, case):
+    block, _, z, norm, pt = attention_case(seed, (0.0, 0.1), **case)
+    merged = minkowski(norm.jacobian_gram(z.Q), norm.error_gram)
+    errors = error_scores(pt, project(pt, merged))
+    at_norm = EllipsoidalZonotope(norm.centre, torch.zeros_like(z.G), merged, z.p)
+
+    def centred(noise):
+        n_dot = (point(at_norm, noise) - norm.centre[0]).transpose(0, 1)[None]
+        return tangents(pt, n_dot).W[0].permute(2, 0, 1, 3)  # (N, H, I, S)
+
+    entry = torch.randint(errors.radius.numel(), (BATCH,), generator=generator(seed))
+    limit = errors.radius.flatten()[entry]
+    pick = lambda noise: centred(noise).flatten(1)[torch.arange(BATCH), entry]  # noqa: E731
+    assert_never_positive(at_norm, lambda noise: pick(noise).abs() - limit, seed)
+    assert_in_ellipsoid(centred, errors.gram[0], at_norm, seed)
+    # A single source, and the radius is attained.
+    key = (
+        torch.einsum("bhie,bhnef,bhif->bhin", pt.Q, head_blocks(project(pt, merged).KK, 2), pt.Q)
+    ).sqrt() * block.scale
+    torch.testing.assert_close(errors.key, key.masked_fill(pt.hidden[..., pt.first :], 0.0))
+
+
+@pytest.mark.parametrize("reach", REACHES[:4])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_score_products(seed, reach):
+    block, before, z, norm, pt = attention_case(seed, reach, d=2, heads=2, S=3)
+    sums = TangentSums(z.p)
+    sums.add(tangents(pt, norm.jacobian(z.G)))
+    pr = project(pt, minkowski(norm.jacobian_gram(z.Q), norm.error_gram))
+    bound = score_products(pt, sums, pr)
+    entry = torch.randint(bound.numel(), (BATCH,), generator=generator(seed))
+
+    def excess(noise):
+        dQ, dK, *_ = changes(block, before, pt, z, norm, noise)
+        product = ((dQ @ dK.mT) * block.scale).masked_fill(pt.hidden, 0.0)
+        return product.flatten(1)[torch.arange(BATCH), entry].abs() - bound.flatten()[entry]
+
+    assert_never_positive(z, excess, seed)
+
+
+@pytest.mark.parametrize("p", NORMS)
+@pytest.mark.parametrize("reach", REACHES)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_value_products(seed, reach, p):
+    block, before, z, norm, pt = attention_case(seed, reach, p, d=2, heads=2, S=3)
+    _, step = attention_step(block, z, before, 3, LIMIT)
+
+    def product(noise):
+        _, _, dV, _, P = changes(block, before, pt, z, norm, noise)
+        return (P - pt.P) @ dV
+
+    assert_in_ellipsoid(product, step.product_gram[0], z, seed)
+    entry = torch.randint(step.softmax.total.numel(), (BATCH,), generator=generator(seed))
+
+    def deviation(noise):
+        P = changes(block, before, pt, z, norm, noise)[-1]
+        return (P - pt.P).flatten(1)[torch.arange(BATCH), entry].abs() - step.softmax.total.flatten()[entry]
+
+    assert_never_positive(z, deviation, seed)
+
+
+def test_value_products_all_keys_together_or_apart():
+    """Given only what the contract says: a Gram for the linear part, a residual per key, a total per key."""
+    g = generator(0)
+    _, _, z, _, pt = attention_case(0, (0.1, 0.1), S=5, d=2, heads=1)
+    _, step = attention_step(pt.block, z, still(2), 5, LIMIT)
+    score_F = randn(g, 1, 1, 5, 5, 5) * 0.1
+    value_F = randn(g, 1, 1, 5, 2, 2)
+    residual = 0.05 * torch.rand(1, 1, 5, 5, generator=g).double()
+    for total in (torch.full((1, 1, 5, 5), 10.0).double(), 0.02 * torch.ones(1, 1, 5, 5).double()):
+        s = dataclasses.replace(step.softmax, total=total, residual=residual)
+        gram = value_products(pt, s, score_F @ score_F.mT, value_F @ value_F.mT)
+        for seed in range(200):
+            g = generator(seed)
+            a, b = randn(g, 5, 5), randn(g, 5, 2)
+            a, b = a / a.norm(dim=-1, keepdim=True), b / b.norm(dim=-1, keepdim=True)
+            dP = pt.P[0, 0] * torch.einsum("ijk,ik->ij", score_F[0, 0], a) + residual[0, 0] * randn(g, 5, 5).sign()
+            dP = torch.maximum(torch.minimum(dP, total[0, 0]), -total[0, 0])
+            y = dP @ torch.einsum("jef,jf->je", value_F[0, 0], b)
+            w = randn(g, 5, 1, 2)
+            assert ((w[:, 0] * y).sum(-1) <= support(gram[0, 0], w)[:, 0] + 1e-12).all()
+
+
+@pytest.mark.parametrize("case", [{}, {"first": 2}, {"causal": False}, {"queries": 1}, {"first": 1, "queries": 2}])
+def test_error_images_are_exact_for_one_source_and_sum_for_many(case):
+    """Against explicit d x d maps of every pair of tokens, made by pushing unit tangents through the branch."""
+    block, _, z, norm, pt = attention_case(5, (0.05, 0.05), d=6, heads=3, **case)
+    n, d, I = z.n_tokens, 6, pt.n_queries  # noqa: E741
+    slope = 0.5 + torch.rand(pt.P.shape, generator=generator(3)).double()
+    values = slope[..., None] * pt.values()
+    values = values - pt.P[..., None, :] @ values
+    units = torch.eye(n * d).double().reshape(n * d, n, d).transpose(0, 1)[None]  # (1, n, n d, d)
+    maps = branch_images(pt, tangents(pt, units), values)[0].unflatten(1, (n, d))  # (I, source, d, d)
+    local_F = randn(generator(8), 1, 3, I, 2, 2)
+    local = local_F @ local_F.mT * 1e-3
+    J = norm.jacobian(torch.eye(d).double().expand(1, n, d, d))[0]  # rows: J of unit vectors
+
+    def image(Q, error, local):
+        moved = dataclasses.replace(norm, error_gram=error)
+        zz = dataclasses.replace(z, Q=Q)
+        pr = project(pt, minkowski(norm.jacobian_gram(Q), error))
+        key = error_scores(pt, pr).key
+        return error_images(pt, moved, zz, pr, key, values, local, LIMIT)[0]
+
+    def parts(i, Q, error, local):
+        """The summands of query i, each by its own map."""
+        merged = minkowski(norm.jacobian_gram(Q), error)[0]
+        s_own = n - I + i
+        own = torch.eye(d).double() + J[s_own] @ maps[i, s_own]
+        out = [sandwich(Q[0, s_own], own), sandwich(error[0, s_own], maps[i, s_own])]
+        out += [sandwich(merged[s], maps[i, s]) for s in range(n) if s != s_own]
+        return out + [sandwich(local[0, h, i], block.w_o[2 * h : 2 * h + 2]) for h in range(3)]
+
+    w = randn(generator(4), 1, 40, d)
+    nothing = torch.zeros_like
+    for s in range(n):
+        only = nothing(z.Q)
+        only[:, s] = z.Q[:, s]
+        for Q, error in ((only, nothing(z.Q)), (nothing(z.Q), only)):
+            found = image(Q, error, nothing(local))
+            for i in range(I):
+                exact = sum(parts(i, Q, error, nothing(local)))
+                torch.testing.assert_close(found[i], exact, rtol=1e-3, atol=1e-9)
+    found = image(z.Q, norm.error_gram, local)
+    for i in range(I):
+        apart = sum(support(part[None], w) for part in parts(i, z.Q, norm.error_gram, local))
+        assert (support(found[i][None], w) >= apart * (1 - 1e-9)).all()
+        assert (support(found[i][None], w) <= 4 * apart).all()
+
+
+@pytest.mark.parametrize("case", [{}, {"first": 2}, {"causal": False}, {"queries": 1}])
+@pytest.mark.parametrize("reach", REACHES)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_attention_step_contains_the_block(seed, reach, case):
+    block, before, z, _, pt = attention_case(seed, reach, **case)
+    out, step = attention_step(block, z, before, pt.n_queries, LIMIT)
+
+    def f(x):
+        return block(torch.cat([before.expand(len(x), -1, -1), x], dim=1))[:, -pt.n_queries :]
+
+    def rest(noise):
+        return f(point(z, noise)) - out.c[0] - torch.einsum("Nm,nmd->Nnd", noise[0], out.G[0])
+
+    assert_in_ellipsoid(rest, out.Q[0], z, seed)
+    w = randn(generator(seed), 1, 4, *out.c.shape[1:])
+    assert_pull_is_a_lower_bound(f, step, z, out.c[0], w, seed)
+
+
+@pytest.mark.parametrize("reach", [(0.3, 0.0), (1.0, 0.0), (0.0, 0.3), (0.3, 0.3)])
+@pytest.mark.parametrize("seed", range(24))
+def test_attention_pull_where_bounds_are_nearly_tight(seed, reach):
+    """One head of one feature, one symbol, two or three tokens: hardly any slack to hide a missing term in."""
+    S = 2 + seed % 2
+    block = attention_block(seed, d=2, n_heads=1 + seed % 2, scale=1.0)
+    z = ellipsoidal(seed + 50, n=S, d=2, m=1, radius=reach[0], error=reach[1])
+    out, step = attention_step(block, z, still(2), S, LIMIT)
+    w = randn(generator(seed), 1, 4, S, 2)
+    w[:, :2, :-1] = 0.0  # functionals of the last token alone
+    assert_pull_is_a_lower_bound(block, step, z, out.c[0], w, seed)
+
+
+@pytest.mark.parametrize("reach", REACHES)
+@pytest.mark.parametrize("seed", range(6))
+def test_mlp_step_contains_the_block(seed, reach):
+    block = mlp_block(seed, d=4, hidden=3 + seed)
+    z = ellipsoidal(seed + 20, n=2, d=4, m=2, radius=reach[0], error=reach[1])
+    out, step = mlp_step(block, z, LIMIT)
+
+    def rest(noise):
+        return block(point(z, noise)) - out.c[0] - torch.einsum("Nm,nmd->Nnd", noise[0], out.G[0])
+
+    assert_in_ellipsoid(rest, out.Q[0], z, seed)
+    w = randn(generator(seed), 1, 4, 2, 4)
+    assert_pull_is_a_lower_bound(block, step, z, out.c[0], w, seed)
+    # The hidden units stay where GELU was bounded.
+    hidden = lambda noise: block.norm(point(z, noise)) @ block.w_1 + block.b_1  # noqa: E731
+    for noise in (random_noise(z, seed), random_noise(z, seed + 1)):
+        t = hidden(noise)
+        slope, half = step.slope[0], step.half[0]
+        middle = gelu(t) - slope * t
+        assert ((middle.amax(0) - middle.amin(0)) <= 2 * half + 1e-9).all()
+
+
+@pytest.mark.parametrize("name", ["attention", "mlp"])
+def test_old_errors_keep_the_skip(name):
+    """One ellipsoid of rank one, no symbols: the image is the one of x + branch, not of x and branch apart."""
+    z = ellipsoidal(1, n=2, d=4, m=1, radius=0.0, error=1e-6)
+    line = randn(generator(2), 1, 2, 4, 1) * 1e-6
+    z = dataclasses.replace(z, Q=line @ line.mT)
+    block = attention_block(3, d=4, n_heads=2) if name == "attention" else mlp_block(3, d=4)
+    out, _ = attention_step(block, z, still(4), 2, LIMIT) if name == "attention" else mlp_step(block, z, LIMIT)
+    _, exact = torch.func.jvp(
+        lambda x: block(x)[0], (z.c[0],), (line[0, :, :, 0] * torch.tensor([[1.0], [0.0]]).double(),)
+    )
+    torch.testing.assert_close(trace(out.Q)[0, 0].sqrt(), exact.norm(), rtol=1e-3, atol=0.0)
+
+
+def test_single_key_is_exact_and_softmax_is_silent():
+    """The first token of a causal model sees one key: P = 1 whatever moves, so only values pass."""
+    block, before, z, *_ = attention_case(2, (3.0, 1.0), S=3)
+    _, step = attention_step(block, z, before, 3, LIMIT)
+    assert float(step.softmax.total[:, :, 0].abs().max()) < 1e-12
+    assert float((step.softmax.error + step.softmax.scores)[:, :, 0].abs().max()) < 1e-12
+
+
+def test_chunks_change_nothing():
+    block, before, z, *_ = attention_case(4, (0.05, 0.05), m=7)
+    plain, step = attention_step(block, z, before, 4, LIMIT)
+    chunked, chunked_step = attention_step(block, z, before, 4, 1)
+    for name in ("c", "G", "Q"):
+        torch.testing.assert_close(getattr(chunked, name), getattr(plain, name))
+    w = randn(generator(0), 1, 3, 4, 4)
+    for a, b in zip(step.pull(w, LIMIT)[1].values(), chunked_step.pull(w, 1)[1].values(), strict=True):
+        torch.testing.assert_close(a, b)
+    mlp = mlp_block(4, d=4)
+    for a, b in zip(
+        mlp_step(mlp, z, LIMIT)[0].__dict__.values(), mlp_step(mlp, z, 1)[0].__dict__.values(), strict=True
+    ):
+        torch.testing.assert_close(a, b)
+
+
+def test_softmax_cover_has_a_direction_for_the_common_part():
+    block, before, z, _, pt = attention_case(1, (1.0, 0.0), S=3)
+    _, step = attention_step(block, z, before, 3, LIMIT)
+    common = dataclasses.replace(
+        step.softmax, error=0 * step.softmax.error, scores=0 * step.softmax.scores, common=step.softmax.common + 0.1
+    )
+    gram = softmax_cover(common, pt.values())
+    direction = (common.common[..., None, :] @ pt.values()).squeeze(-2)
+    size = direction.square().sum(-1)
+    torch.testing.assert_close(support(gram, direction[..., None, :]).squeeze(-1), size, rtol=1e-3, atol=1e-9)
+
+
+def test_row_minkowski_contains_sums():
+    g = generator(0)
+    A, B = (randn(g, 3, 5, 5) for _ in range(2))
+    P = torch.rand(3, 5, generator=g).double().softmax(-1)
+    joint = row_minkowski(P, A @ A.mT, B @ B.mT)
+    w = randn(g, 3, 20, 5)
+    assert (support(joint, w) >= (support(A @ A.mT, w) + support(B @ B.mT, w)) * (1 - 1e-9)).all()
