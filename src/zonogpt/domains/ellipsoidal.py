@@ -58,8 +58,11 @@ def minkowski(*grams: Tensor) -> Tensor:
     That choice of t has the least trace.
     """
     t = weights(torch.stack([trace(Q).sqrt() for Q in grams]), dim=0)
-    total = t.sum(0)
-    return sum(((total / ti)[..., None, None] * Q for ti, Q in zip(t, grams, strict=True)), torch.zeros_like(grams[0]))
+    factors = (t.sum(0) / t)[..., None, None]
+    out = factors[0] * grams[0]
+    for factor, Q in zip(factors[1:], grams[1:], strict=True):
+        out.addcmul_(factor, Q)  # in place: a Gram per token is the largest array there is
+    return out
 
 
 def weights(sizes: Tensor, dim: int) -> Tensor:
@@ -98,8 +101,10 @@ def rounded_out(Q: Tensor) -> Tensor:
     """Q plus more of the identity than forming it and taking w^T Q w can have rounded away.
 
     A product of inner length d errs by at most gamma_d |A||B|, and |Q_ab| <= sqrt(Q_aa Q_bb), so w^T Q w errs by
-    less than a few d u |w|^2 trace(Q). The absolute term stands for entries that underflowed.
+    less than 4 (d + 8) u |w|^2 trace(Q), u = eps / 2. The absolute term stands for entries that underflowed.
     """
     d, info = Q.shape[-1], torch.finfo(Q.dtype)
-    slack = 4 * (d + 8) * info.eps * trace(Q) + 64 * info.tiny
-    return Q + slack[..., None, None] * torch.eye(d, dtype=Q.dtype, device=Q.device)
+    slack = 2 * (d + 8) * info.eps * trace(Q) + 64 * info.tiny
+    out = Q.clone()
+    out.diagonal(dim1=-2, dim2=-1).add_(slack[..., None])
+    return out

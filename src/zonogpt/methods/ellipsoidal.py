@@ -90,7 +90,8 @@ class EllipsoidalMethod:
 def default_budget(device: torch.device) -> int:
     """Bytes for a batch: much of a free GPU; on a CPU enough to fill the cores, and no more than the caches like."""
     if device.type == "cuda":
-        return int(0.6 * torch.cuda.mem_get_info(device)[0])
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # held by torch, but free
+        return int(0.7 * (torch.cuda.mem_get_info(device)[0] + unused))
     return 1 << 30
 
 

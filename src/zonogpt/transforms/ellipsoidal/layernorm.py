@@ -65,10 +65,11 @@ class LayerNormStep:
         return dataclasses.replace(self, sloped=self.sloped[:, -count:], a0=self.a0[:, -count:], z0=self.z0[:, -count:])
 
     def _normalised(self, v: Tensor) -> Tensor:
+        """J v / gamma, for v (B, n, k, d)."""
         rho = self.sloped * self.a0.rsqrt()  # (B, n)
-        along = self.z0 / (v.shape[-1] * self.a0[..., None])
-        vbar = v - v.mean(-1, keepdim=True)
-        return rho[..., None, None] * (vbar - (vbar @ self.z0[..., None]) * along[..., None, :])
+        along = self.z0 * (rho / (v.shape[-1] * self.a0))[..., None]
+        out = (v - v.mean(-1, keepdim=True)) * rho[..., None, None]
+        return out.sub_((v @ self.z0[..., None]) * along[..., None, :])  # z0 is mean-free: v need not be
 
     def pull(self, functionals: Tensor, limit: int) -> tuple[Tensor, Tensor]:
         """Functionals of LayerNorm's output (B, K, n, d) as functionals of its input, and the error's part (B, K).
@@ -189,7 +190,7 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope, limit: int) -> Layer
 def centred_gram(Q: Tensor) -> Tensor:
     """The Gram of y - mean(y)."""
     Q = Q - Q.mean(-1, keepdim=True)
-    return Q - Q.mean(-2, keepdim=True)
+    return Q.sub_(Q.mean(-2, keepdim=True))
 
 
 def scalar_remainders(
