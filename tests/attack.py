@@ -22,7 +22,7 @@ def attacked_margins(
     shape = (restarts, K, *box.lower.shape)
     starts = torch.randint(0, 2, shape, generator=g).double()
     starts[0] = 0.5
-    x = box.lower + starts * (box.upper - box.lower)
+    x = _into_ball(box.lower + starts * (box.upper - box.lower), box)
     best = torch.full((K,), torch.inf, dtype=torch.float64)
     own = torch.arange(K)
     for step in range(steps):
@@ -31,5 +31,14 @@ def attacked_margins(
         best = torch.minimum(best, margins.detach().amin(0))
         (gradient,) = torch.autograd.grad(margins.sum(), x)
         size = (box.upper - box.lower) * (0.5 * 0.88**step)
-        x = (x.detach() - size * gradient.sign()).clamp(box.lower, box.upper)
+        x = _into_ball(x.detach() - size * gradient.sign(), box).clamp(box.lower, box.upper)
     return best
+
+
+def _into_ball(x: Tensor, box: zonogpt.spec.inputs.InputBox) -> Tensor:
+    """Pulled towards the anchor until it is in the l_1 or l_2 ball; the box's bounds do the same for l_inf."""
+    if box.norm == float("inf"):
+        return x
+    shift = x - box.anchor
+    size = torch.linalg.vector_norm(shift, ord=box.norm, dim=(-2, -1), keepdim=True)
+    return box.anchor + shift * (box.radius / size.clamp(min=box.radius))

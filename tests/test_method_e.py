@@ -1,0 +1,218 @@
+"""Method E as a whole: the plain transcription, attacks, causality, norms, batches, and what a user is told."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+import zonogpt
+from attack import attacked_margins
+from builders import config, image_config, image_model, language_model, text_classifier
+from plain_e import plain_margins
+from trained import IMAGE_SHAPES, NAMES, instances, pictures, trained
+from zonogpt.domains.finite import require_finite
+from zonogpt.methods import ellipsoidal
+from zonogpt.methods.method import NonFiniteBlockError
+from zonogpt.tensors import moved
+
+LIMIT = 1 << 30
+# Fractions of the radius where each trained model's bound gives way.
+RADII = {name: (1e-4, 1e-3, 4e-3) for name in NAMES}
+
+
+def margins_of(model, spec):
+    wide = moved(model, model.device, torch.float64)
+    with torch.no_grad():
+        return ellipsoidal.METHOD_E.bound_many(wide, [spec], None, None)[0].margins
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_trained_models_learned_something(name):
+    model = trained(name)
+    if name in IMAGE_SHAPES:
+        x, y = pictures(100, 11)
+        right = sum(int(zonogpt.logits(model, image).argmax()) == int(label) for image, label in zip(x, y, strict=True))
+        assert right >= 90
+    else:
+        margins = [
+            s.claim.margins(model.forward(s.input.embed(s.input.anchor).float())).min() for s in instances(name, 0, 20)
+        ]
+        assert float(torch.stack(margins).median()) > 0.5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_never_looser_than_the_plain_transcription(name):
+    model = trained(name)
+    for radius in RADII[name]:
+        for spec in instances(name, radius, 3):
+            with torch.no_grad():
+                plain = plain_margins(model, spec)
+            fast = margins_of(model, spec)
+            assert (fast >= plain - 1e-4 * plain.abs().clamp(min=1e-3)).all(), (radius, fast, plain)
+            if radius == RADII[name][0]:  # where both are nearly linear they agree
+                torch.testing.assert_close(fast, plain, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("norm", [math.inf, 2.0, 1.0])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_attack_goes_below_a_certified_margin(name, norm):
+    model = trained(name)
+    scale = {math.inf: 1.0, 2.0: 5.0, 1.0: 20.0}[norm]
+    for radius in (1e-3, 5e-3, 2e-2, 0.1, 0.5):
+        for spec in instances(name, radius * scale, 2, norm):
+            margins = margins_of(model, spec)
+            assert margins.isfinite().all()
+            assert (attacked_margins(model, spec, restarts=3, steps=15) >= margins - 1e-9).all()
+
+
+def test_smaller_balls_are_easier():
+    model = trained("bands")
+    for norm in (2.0, 1.0):
+        box, ball = (instances("bands", 5e-3, 1, p)[0] for p in (math.inf, norm))
+        assert (margins_of(model, ball) > margins_of(model, box)).all()
+    two, one = (instances("bands", 5e-2, 1, p)[0] for p in (2.0, 1.0))
+    assert (margins_of(model, one) >= margins_of(model, two) - 1e-6).all()
+
+
+@pytest.mark.parametrize("architecture", [text_classifier, language_model])
+def test_tokens_before_the_first_perturbed_one_are_exact(architecture):
+    """The set holds the moving suffix only, and nothing is lost against a run that carries all tokens."""
+    model = zonogpt.load(architecture(3).double())
+    spec = zonogpt.embedding_ball(model, [3, 5, 1, 12, 7, 2], [3, 4], 2e-3)
+    begin = ellipsoidal.start(model, [spec])
+    assert begin.still.shape[1] == 3
+    assert begin.z.n_tokens == 3
+    assert begin.z.m == 2 * model.width
+    blind = dataclasses.replace(spec.input, positions=spec.input.positions)
+    first = ellipsoidal.first_moving
+    try:
+        ellipsoidal.first_moving = lambda model, spec: 0
+        whole = margins_of(model, dataclasses.replace(spec, input=blind))
+    finally:
+        ellipsoidal.first_moving = first
+    torch.testing.assert_close(margins_of(model, spec), whole, rtol=1e-4, atol=1e-6)
+
+
+def test_the_last_block_has_one_query_for_a_last_token_head():
+    model = zonogpt.load(text_classifier(3).double())
+    spec = zonogpt.embedding_ball(model, [3, 5, 1, 12, 7], [1], 1e-3)
+    with torch.no_grad():
+        tape = ellipsoidal.forward(model, [spec], LIMIT, None)
+    assert [step.point.n_queries for step in tape.steps if step.kind == "attention"] == [4, 1]
+    assert tape.head.z.n_tokens == 1
+
+
+def test_adjoint_is_never_worse_than_the_forward_bound():
+    model = zonogpt.load(image_model(1).double())
+    image = torch.rand(6, 4, generator=torch.Generator().manual_seed(5))
+    for radius in (1e-3, 1e-2, 5e-2):
+        with torch.no_grad():
+            tape = ellipsoidal.forward(model, [zonogpt.image_ball(model, image, radius)], LIMIT, None)
+            margins, _ = ellipsoidal.backward(tape)
+            direct = tape.value - tape.head.loss(ellipsoidal._pooled_rows(tape, torch.arange(2)), LIMIT)
+        assert (margins >= direct - 1e-9).all()
+
+
+def test_many_rows_go_through_the_forward_bound(monkeypatch):
+    """A language model's rows: only the open ones go back, and every row stays a lower bound."""
+    model = zonogpt.load(language_model(4, config(n_embd=6, n_head=2, vocab_size=40)))
+    spec = zonogpt.embedding_ball(model, [3, 5, 1], [1], 2e-3)
+    full = margins_of(model, spec)
+    monkeypatch.setattr(ellipsoidal, "MOST_ROWS", 5)
+    monkeypatch.setattr(ellipsoidal, "ROWS", 2)
+    some = margins_of(model, spec)
+    assert (some <= full + 1e-9).all()
+    assert int(torch.isclose(some, full).sum()) >= 5
+    assert (attacked_margins(model, spec, restarts=2, steps=8) >= some - 1e-9).all()
+
+
+def test_verify_many_gives_what_verify_gives():
+    model = trained("rows")
+    specs = [spec for radius in (0.0, 1e-3, 5e-3) for spec in instances("rows", radius, 3)]
+    specs.append(zonogpt.image_ball(model, pictures(1, 7)[0][0], 1e-3, label=(specs[0].label + 1) % 4))
+    specs.append(specs[0].with_claim([[1.0, 0, 0, -1.0]], [10.0]))
+    seen = []
+    many = zonogpt.verify_many(model, specs, on_result=lambda i, result: seen.append(i))
+    assert sorted(seen) == list(range(len(specs)))
+    for spec, together in zip(specs, many, strict=True):
+        alone = zonogpt.verify(model, spec, hint=False)
+        assert together.status == alone.status
+        torch.testing.assert_close(together.margins, alone.margins, rtol=1e-6, atol=1e-9)
+    assert many[-2].status == "falsified"
+    assert [r.radius for r in many[:9]] == [0.0] * 3 + [1e-3] * 3 + [5e-3] * 3
+    assert zonogpt.verify_many(model, []) == []
+
+
+def test_batches_keep_to_the_budget():
+    model = moved(trained("rows"), torch.device("cpu"), torch.float64)
+    specs = instances("rows", 1e-3, 7)
+    method = ellipsoidal.METHOD_E
+    assert method.batches(model, specs, None) == [list(range(7))]
+    assert method.batches(model, specs, 1) == [[i] for i in range(7)]
+    mixed = [*specs, *(zonogpt.image_ball(model, pictures(1, 7)[0][0], 0.2, norm=2.0),)]
+    assert sorted(len(batch) for batch in method.batches(model, mixed, None)) == [1, 7]
+
+
+def test_unknown_names_the_block_and_a_radius_that_holds():
+    model = trained("bands")
+    spec = instances("bands", 0.2, 1)[0]
+    result = zonogpt.verify(model, spec)
+    assert result.status == "unknown"
+    assert "precision is lost in block" in result.reason
+    assert 0 < result.certified_radius < 0.2
+    assert f"radius {result.certified_radius:.3g} is certified" in result.reason
+    assert zonogpt.verify(model, spec.shrunk(result.certified_radius)).status == "verified"
+    assert zonogpt.verify(model, spec, hint=False).certified_radius is None
+    assert zonogpt.Result.from_json(result.to_json()).certified_radius == result.certified_radius
+
+
+def test_bounds_level_off_instead_of_exploding():
+    """Ranges of LayerNorm and softmax cap everything: from some radius on the bound hardly moves."""
+    model = zonogpt.load(image_model(2, image_config(n_embd=8, n_head=1, n_layer=3, num_labels=4)))
+    image = torch.rand(6, 4, generator=torch.Generator().manual_seed(5))
+    worst = [
+        float(margins_of(model, zonogpt.image_ball(model, image, r, clip=(-1e9, 1e9))).min()) for r in (1e2, 1e4, 1e6)
+    ]
+    assert all(math.isfinite(x) for x in worst)
+    assert worst[2] >= worst[0] * 1.01 - 1.0
+
+
+def test_nan_ends_as_unknown_with_its_place(monkeypatch):
+    model, spec = trained("rows"), instances("rows", 1e-3, 1)[0]
+
+    def broken(block, z, limit):
+        require_finite("GELU input", torch.tensor(math.nan))
+
+    monkeypatch.setattr(ellipsoidal, "mlp_step", broken)
+    result = zonogpt.verify(model, spec, hint=False)
+    assert result.status == "unknown"
+    assert "block 2 (mlp), step 'GELU input'" in result.reason
+    wide = moved(model, model.device, torch.float64)
+    with pytest.raises(NonFiniteBlockError):
+        ellipsoidal.METHOD_E.bound_many(wide, [spec], None, None)
+
+
+def test_ledger_adds_up_to_the_margin():
+    model = moved(trained("rows deep"), torch.device("cpu"), torch.float64)
+    spec = instances("rows deep", 2e-3, 1)[0]
+    with torch.no_grad():
+        tape = ellipsoidal.forward(model, [spec], LIMIT, None)
+    bounds = ellipsoidal.METHOD_E.bound_many(model, [spec], None, None)[0]
+    taken = sum(entry.width for entry in bounds.ledger.entries)
+    assert math.isclose(float((tape.value[0] - bounds.margins).mean()), taken, rel_tol=1e-9)
+    steps = {(entry.kind, entry.step) for entry in bounds.ledger.entries}
+    assert steps == {
+        ("input", "input"), ("attention", "layernorm"), ("attention", "scores"), ("attention", "softmax"),
+        ("attention", "product"), ("mlp", "layernorm"), ("mlp", "gelu"), ("head", "layernorm"),
+    }  # fmt: skip
+    assert all(entry.width >= -1e-12 for entry in bounds.ledger.entries)
+
+
+def test_float32_bounds_contain_what_float64_finds():
+    for name in ("rows", "tiles", "text"):
+        model = trained(name)
+        for spec in instances(name, 3e-3, 2):
+            narrow = zonogpt.verify(model, spec, dtype="float32", hint=False)
+            assert (attacked_margins(model, spec, restarts=2, steps=10) >= narrow.margins - 1e-5).all()
+            torch.testing.assert_close(narrow.margins, margins_of(model, spec), rtol=2e-3, atol=2e-3)
