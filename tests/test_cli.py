@@ -162,7 +162,7 @@ def test_bad_models(tmp_path, name):
         (("--image", "digit.npy", "--method", "Z"), "method"),
         (("--image", "digit.npy", "--budget", "lots"), "budget"),
         (("--image", "digit.npy", "--budget", "9" * 400), "budget"),
-        (("--image", "digit.npy", "--norm", "2"), "norm"),
+        (("--image", "digit.npy", "--norm", "3"), "norm"),
         (("--image", "digit.npy", "--json", "no/such/place.json"), "cannot write"),
         (("--image", "digit.npy", "--ids", "1,2"), "exactly one"),
         (("--image", "digit.npy", "--positions", "1"), "--positions"),

@@ -57,7 +57,7 @@ def test_radius_zero_gives_the_exact_margins(method, name):
     assert result.status == "verified"
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", list(VARIANTS))
 def test_every_block_of_every_variant_is_contained(method):
     """Symbol by symbol along a real propagation, with reduction between the blocks."""
     model = zonogpt.load(image_model(1).double())

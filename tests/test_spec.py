@@ -151,7 +151,7 @@ def test_wrong_kind_of_input(images, texts):
 
 def test_bad_norm_clip_and_claim(images):
     with pytest.raises(SpecError, match="norm"):
-        zonogpt.image_ball(images, IMAGE, 0.1, norm=2)
+        zonogpt.image_ball(images, IMAGE, 0.1, norm=3)
     for clip in ((1.0, 0.0), (0.4, 0.6), None, (0,), ("a", "b")):
         with pytest.raises(SpecError, match="clip"):
             zonogpt.image_ball(images, IMAGE, 0.1, clip=clip)

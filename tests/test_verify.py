@@ -46,7 +46,7 @@ def test_result_fields(model):
 
 
 def test_ledger_names_every_block_and_adds_up(model):
-    result = zonogpt.verify(model, zonogpt.image_ball(model, IMAGE, 1e-4))
+    result = zonogpt.verify(model, zonogpt.image_ball(model, IMAGE, 1e-4), method="A")
     ledger = result.ledger
     assert ledger.blocks() == [1, 2, 3, 4, 5]
     steps = {e.block: [x.step for x in ledger.entries if x.block == e.block] for e in ledger.entries}
@@ -138,10 +138,11 @@ def test_out_of_memory_is_unknown(model, monkeypatch):
     def hungry(*args):
         torch.empty(1 << 55)
 
-    monkeypatch.setattr(type(zonogpt.METHODS["A"]), "bound", hungry)
-    result = zonogpt.verify(model, zonogpt.image_ball(model, IMAGE, 1e-4))
-    assert result.status == "unknown"
-    assert "out of memory" in result.reason
+    for method in ("A", "E"):
+        monkeypatch.setattr(type(zonogpt.METHODS[method]), "bound_many", hungry)
+        result = zonogpt.verify(model, zonogpt.image_ball(model, IMAGE, 1e-4), method=method)
+        assert result.status == "unknown"
+        assert "out of memory" in result.reason
 
 
 def test_judge_never_accepts_nan():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from zonogpt.errors import OptionError
-from zonogpt.methods.plan import Plan, Sizes, plan_structured
+from zonogpt.methods.plan import Plan, Sizes, plan_ellipsoidal, plan_structured
 from zonogpt.methods.structured import TABLE, pool_limit
 from zonogpt.model.ir import ImageEmbedding, MlpBlock, Model
 from zonogpt.verify import check_limits, resolve_dtype
@@ -64,7 +64,8 @@ def inspect(
         inputs = moving * d
     limit = pool_limit(S, d, run_dtype, budget_bytes)
     sizes = Sizes(S, d, model.n_heads, hidden, len(model.blocks), inputs, per_token)
-    plans = {
+    plans = {"E": plan_ellipsoidal(sizes, run_dtype.itemsize, 1, budget_bytes)}
+    plans |= {
         name: plan_structured(
             sizes, attention == "fused", mlp == "fused", start == "promoted", limit, run_dtype.itemsize
         )

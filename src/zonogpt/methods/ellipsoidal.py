@@ -79,7 +79,10 @@ class EllipsoidalMethod:
     ) -> list[Bounds]:
         limit = chunk_bytes(sizes(model, specs[0]), model.dtype.itemsize, len(specs), budget_bytes)
         tape = forward(model, specs, limit, on_block)
-        margins, losses = backward(tape)
+        try:
+            margins, losses = backward(tape)
+        except NonFiniteBoundError as error:
+            raise NonFiniteBlockError(len(model.blocks) + 1, "head", error.step) from error
         lost = [where_lost(tape, b) for b in range(len(specs))]
         return [
             Bounds(margins[b], Ledger(tuple(LedgerEntry(*where, float(x[b])) for where, x in losses.items())), lost[b])

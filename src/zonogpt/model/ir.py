@@ -152,7 +152,7 @@ class Model:
 
     @property
     def n_heads(self) -> int:
-        return next(block.n_heads for block in self.blocks if isinstance(block, AttentionBlock))
+        return next((block.n_heads for block in self.blocks if isinstance(block, AttentionBlock)), 1)
 
     @property
     def dtype(self) -> torch.dtype:
