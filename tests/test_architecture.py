@@ -21,6 +21,7 @@ ALLOWED = {
     "methods": {"domains", "transforms", "model", "spec", "result"},
     "memory": set(),
     "verify": {"errors", "memory", "methods", "model", "result", "spec", "tensors"},
+    "search": {"errors", "model", "spec", "tensors"},
     "inspection": {"errors", "methods", "model", "verify"},
     "demo": {"domains", "methods", "model", "result", "spec", "transforms", "verify"},
     "cli": {"_version", "demo", "errors", "inspection", "methods", "model", "result", "spec", "verify"},

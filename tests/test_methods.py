@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import zonogpt
-from attack import attacked_margins
 from builders import config, image_config, image_model, language_model, text_classifier
 from containment import assert_symbolic_containment
 from zonogpt.methods.structured import TABLE, VARIANTS, pool_limit
+from zonogpt.search.attack import attack
 
 METHODS = list(zonogpt.METHODS)
 IMAGE = torch.rand(6, 4, generator=torch.Generator().manual_seed(5))
@@ -43,7 +43,7 @@ def test_attack_never_goes_below_the_certified_margin(method, name):
         spec = spec_of(name, radius)
         result = zonogpt.verify(model, spec, method=method)
         assert result.margins.isfinite().all()
-        attacked = attacked_margins(model, spec, restarts=3, steps=12)
+        attacked = attack(model, spec, restarts=3, steps=12).margins
         assert (attacked >= result.margins - 1e-9).all(), f"radius {radius}"
 
 
@@ -78,7 +78,7 @@ def test_small_pool_only_widens(method):
     full = zonogpt.verify(model, spec, method=method)
     small = zonogpt.verify(model, spec, method=method, budget_bytes=1)  # the floor of 64 generators
     assert (small.margins <= full.margins + 1e-9).all()
-    assert (attacked_margins(model, spec, restarts=2, steps=8) >= small.margins - 1e-9).all()
+    assert (attack(model, spec, restarts=2, steps=8).margins >= small.margins - 1e-9).all()
 
 
 def test_pool_limit_counts_float32_unless_told_otherwise():

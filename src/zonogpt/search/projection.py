@@ -1,0 +1,78 @@
+"""The input set of a spec, for a search inside it: random starts, descent steps, and the way back into the set.
+
+Points are (n, raw shape) in float64. Everything returned by `project` is in the set, also after rounding.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from zonogpt.spec.inputs import InputBox
+
+FEW = 0.01  # of the coordinates move in one l_1 step
+
+
+def project(box: InputBox, points: Tensor) -> Tensor:
+    """The nearest points of the ball around the anchor, clamped to the box.
+
+    Clamping moves every coordinate towards the anchor, which the box contains, so it does not leave the ball.
+    """
+    room = inner_radius(box)
+    moves = (points - box.anchor).flatten(1)
+    if box.norm == math.inf:
+        moves = moves.clamp(-room, room)  # the box is rounded outwards by an ulp, and an ulp outside is outside
+    elif box.norm == 2:
+        moves = moves * (room / moves.norm(dim=1, keepdim=True).clamp(min=1e-300)).clamp(max=1.0)
+    else:
+        moves = onto_l1_ball(moves, room)
+    return (box.anchor + moves.view_as(points)).clamp(box.lower, box.upper)
+
+
+def inner_radius(box: InputBox) -> float:
+    """The radius less all that rounding can add to the norm of a move: anchor + move is rounded per coordinate."""
+    eps = torch.finfo(torch.float64).eps
+    rounding = eps * float((box.anchor.abs() + box.radius).sum())
+    return max(0.0, box.radius * (1 - 1e-9) - rounding)
+
+
+def onto_l1_ball(moves: Tensor, radius: float) -> Tensor:
+    """Euclidean projection of rows (n, q) onto the l_1 ball: all sizes fall by one threshold, at least to 0."""
+    sizes = moves.abs()
+    sorted_sizes = sizes.sort(dim=1, descending=True).values
+    counts = torch.arange(1, sizes.shape[1] + 1, dtype=sizes.dtype, device=sizes.device)
+    thresholds = (sorted_sizes.cumsum(1) - radius) / counts
+    kept = (sorted_sizes > thresholds).sum(1, keepdim=True).clamp(min=1)
+    threshold = thresholds.gather(1, kept - 1).clamp(min=0)
+    return moves.sign() * (sizes - threshold).clamp(min=0)
+
+
+def random_starts(box: InputBox, n: int, generator: torch.Generator) -> Tensor:
+    """(n, raw shape): corners of the box for l_inf, points of random direction on the sphere otherwise."""
+    shape = (n, *box.anchor.shape)
+    if box.norm == math.inf:
+        corner = torch.randint(0, 2, shape, generator=generator).bool().to(box.anchor.device)
+        return project(box, torch.where(corner, box.upper, box.lower))
+    moves = torch.randn(shape, generator=generator, dtype=torch.float64).to(box.anchor.device).flatten(1)
+    moves = moves * (box.radius / moves.norm(p=box.norm, dim=1, keepdim=True))
+    return project(box, box.anchor + moves.view(shape))
+
+
+def descend(box: InputBox, points: Tensor, gradient: Tensor, size: float) -> Tensor:
+    """One step down the gradient, `size` times the width of the set, and back into the set.
+
+    l_inf: by sign; l_2: along the gradient; l_1: on the few coordinates with the largest gradient.
+    """
+    if box.norm == math.inf:
+        return project(box, points - size * (box.upper - box.lower) * gradient.sign())
+    # Coordinates that stand at the box's edge and want to leave it would waste the step.
+    stuck = ((gradient > 0) & (points <= box.lower)) | ((gradient < 0) & (points >= box.upper))
+    wanted = gradient.masked_fill(stuck, 0.0).flatten(1)
+    if box.norm == 1:
+        few = max(1, int(FEW * wanted.shape[1]))
+        top = wanted.abs().topk(few, dim=1).indices
+        wanted = torch.zeros_like(wanted).scatter(1, top, wanted.gather(1, top).sign())
+    direction = wanted / wanted.norm(p=box.norm, dim=1, keepdim=True).clamp(min=1e-300)
+    return project(box, points - 2 * size * box.radius * direction.view_as(points))
