@@ -15,6 +15,7 @@ ALLOWED = {
     "tensors": set(),
     "model": {"errors", "tensors"},
     "spec": {"errors", "tensors", "model"},
+    "datasets": {"errors", "model"},
     "domains": set(),
     "transforms": {"domains", "model"},
     "result": set(),
@@ -24,7 +25,7 @@ ALLOWED = {
     "search": {"errors", "model", "spec", "tensors"},
     "inspection": {"errors", "methods", "model", "verify"},
     "demo": {"domains", "methods", "model", "result", "spec", "transforms", "verify"},
-    "cli": {"_version", "demo", "errors", "inspection", "methods", "model", "result", "spec", "verify"},
+    "cli": {"_version", "datasets", "demo", "errors", "inspection", "methods", "model", "result", "spec", "verify"},
 }
 
 

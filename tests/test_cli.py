@@ -83,7 +83,7 @@ def test_text_with_a_tokenizer(tmp_path):
     from transformers import GPT2TokenizerFast
 
     from builders import config
-    from zonogpt.cli.inputs import encode
+    from zonogpt.datasets.texts import encode
 
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator(["a good film", "a bad film"], vocab_size=290, min_frequency=1)

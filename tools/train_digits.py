@@ -9,7 +9,6 @@ and torch give the same bytes. About four minutes.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 from pathlib import Path
 
@@ -19,15 +18,9 @@ from torch import Tensor
 from transformers import GPT2Config
 
 from zonogpt import GPT2ForImageClassification
+from zonogpt.datasets.idx import find, read_idx
 
 SEED, EPOCHS, BATCH, RATE, N_SAMPLES = 0, 12, 128, 3e-3, 20
-
-
-def read_idx(file: Path) -> Tensor:
-    """The array of one gzipped idx file of unsigned bytes."""
-    raw = gzip.decompress(file.read_bytes())
-    sizes = [int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(raw[3])]
-    return torch.from_numpy(np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(sizes).copy())
 
 
 def train(model: GPT2ForImageClassification, images: Tensor, labels: Tensor) -> None:
@@ -58,8 +51,9 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     data = {
-        s: read_idx(args.mnist / f"{s}-idx{'3' if 'images' in s else '1'}-ubyte.gz")
-        for s in ("train-images", "train-labels", "t10k-images", "t10k-labels")
+        f"{prefix}-{what}": torch.tensor(read_idx(find(args.mnist, f"{prefix}-{what}-idx{n}-ubyte"), n))
+        for prefix in ("train", "t10k")
+        for what, n in (("images", 3), ("labels", 1))
     }
 
     config = GPT2Config(

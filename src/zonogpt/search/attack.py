@@ -26,9 +26,7 @@ MEMORY_BYTES = 1 << 30  # about what the points that move together may take
 
 @dataclass(frozen=True)
 class Attack:
-    margins: (
-        Tensor  # (K,): the lowest value of each row at any point visited, float64 on the CPU; inf if none was finite
-    )
+    margins: Tensor  # (K,): the lowest value of each row at any point visited, float64 on the CPU; inf: none was finite
     input: Tensor  # the raw input, in the set, at which the lowest of them all was seen; float64 on the CPU
 
     @property
@@ -80,7 +78,7 @@ class _Search:
         self.margins = self.input.new_full((spec.claim.n_rows,), math.inf)
 
     def visit(self, points: Tensor) -> Tensor:
-        """Margins (n, K) at these points of the set; remembers the lowest. Points where the model overflows count not."""
+        """Margins (n, K) at these points of the set; remembers the lowest. Overflow is nothing seen."""
         output = self.net.forward(self.spec.input.embed(points).to(self.net.dtype)).double()
         margins = self.spec.claim.margins(output)
         seen = margins.detach().masked_fill(~output.detach().isfinite().all(-1, keepdim=True), math.inf)

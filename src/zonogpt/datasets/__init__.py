@@ -1,0 +1,48 @@
+"""Labelled inputs from files: MNIST's own files, folders of pictures, lines of text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from zonogpt.datasets.idx import SPLITS, MnistFiles
+from zonogpt.datasets.pictures import PictureFolder
+from zonogpt.datasets.texts import TextLines
+from zonogpt.errors import OptionError, SpecError
+from zonogpt.model.ir import ImageEmbedding, Model
+
+
+class Dataset(Protocol):
+    """Inputs in a fixed order. Names and labels are known at once; an input is read when it is asked for."""
+
+    def __len__(self) -> int: ...
+
+    def name(self, index: int) -> str:
+        """For people: which file, or line."""
+
+    def label(self, index: int) -> int | None:
+        """None in a data set without labels; either all inputs have one or none has."""
+
+    def read(self, index: int) -> Tensor | list[int]:
+        """What image_ball or embedding_ball takes: an image with floats in [0, 1], or token ids."""
+
+
+def open_dataset(path: Path, model: Model, source: str, split: str = "test") -> Dataset:
+    """The data at `path` for this model, which came from `source` (its tokenizer is looked for there).
+
+    A model of images reads a directory: MNIST's files (`split`: "test" or "train"), or pictures. A model of texts reads
+    a file.
+    """
+    if split not in SPLITS:
+        raise OptionError(f"split {split!r} is unknown; there are {' and '.join(SPLITS)}")
+    if not path.exists():
+        raise SpecError(f"the data {str(path)!r} is not there")
+    if isinstance(model.embedding, ImageEmbedding):
+        if not path.is_dir():
+            raise SpecError(f"{path} is a file; {model.name} reads images: give a directory of pictures or MNIST files")
+        return MnistFiles.open(path, split) if MnistFiles.are_in(path) else PictureFolder.open(path)
+    if path.is_dir():
+        raise SpecError(f"{path} is a directory; {model.name} reads texts: give a file with one example per line")
+    return TextLines.open(path, source)

@@ -1,0 +1,88 @@
+"""Pictures: one file, or a folder of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from zonogpt.errors import SpecError
+
+READABLE_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".tif", ".tiff", ".webp", ".npy")
+
+
+def read_image(file: Path) -> Tensor:
+    """A .npy of floats in [0, 1], or an 8-bit picture turned to grey and divided by 255: (height, width)."""
+    if not file.is_file():
+        what = "a directory" if file.is_dir() else "not there"
+        raise SpecError(f"the image {str(file)!r} is {what}; give a picture or a .npy file")
+    if file.suffix.lower() == ".npy":
+        try:
+            array = np.load(file, allow_pickle=False)
+            return torch.from_numpy(array.astype(np.float64 if array.dtype.kind == "f" else np.int64))
+        except (ValueError, OSError, EOFError, TypeError) as error:
+            raise SpecError(f"{file} is not a readable .npy array of numbers: {error}") from error
+    try:
+        with Image.open(file) as picture:
+            if picture.mode not in READABLE_MODES:
+                raise SpecError(f"{file} has pixel mode {picture.mode}; give 8-bit grey or colour, or a .npy of floats")
+            return torch.from_numpy(np.asarray(picture.convert("L"), dtype=np.float32) / 255)
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
+        raise SpecError(f"{file} is not a readable picture: {error}") from error
+
+
+@dataclass(frozen=True)
+class PictureFolder:
+    """FOLDER/LABEL/*.png, or a flat folder without labels.
+
+    The order is by name, one label in turn after the other (the first picture of every label, then the second, ...), so
+    that the first few are no single class.
+    """
+
+    folder: Path
+    files: tuple[Path, ...]
+    labels: tuple[int, ...] | None
+
+    @staticmethod
+    def open(folder: Path) -> PictureFolder:
+        flat = pictures_in(folder)
+        classes = {sub: pictures_in(sub) for sub in sorted(folder.iterdir()) if sub.is_dir()}
+        classes = {sub: files for sub, files in classes.items() if files}
+        if flat and classes:
+            raise SpecError(
+                f"{folder} holds both pictures and folders of pictures; give FOLDER/LABEL/*.png or a flat one"
+            )
+        if flat:
+            return PictureFolder(folder, tuple(flat), None)
+        if not classes:
+            raise SpecError(f"{folder} holds no pictures ({', '.join(SUFFIXES)}) and no MNIST files")
+        found = [(rank, label_of(sub), file) for sub, files in classes.items() for rank, file in enumerate(files)]
+        found.sort(key=lambda item: item[:2])
+        return PictureFolder(folder, tuple(file for _, _, file in found), tuple(label for _, label, _ in found))
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def name(self, index: int) -> str:
+        return str(self.files[index].relative_to(self.folder))
+
+    def label(self, index: int) -> int | None:
+        return None if self.labels is None else self.labels[index]
+
+    def read(self, index: int) -> Tensor:
+        return read_image(self.files[index])
+
+
+def pictures_in(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
+
+
+def label_of(folder: Path) -> int:
+    if not folder.name.isascii() or not folder.name.isdecimal():
+        raise SpecError(f"the folder {folder} holds pictures, so its name must be their label, an integer from 0")
+    return int(folder.name)
