@@ -11,6 +11,8 @@
 from typing import TYPE_CHECKING, Any
 
 from zonogpt._version import __version__
+from zonogpt.certify import Certification, certify
+from zonogpt.datasets import Dataset, open_dataset
 from zonogpt.errors import ModelError, OptionError, SpecError, ZonoGptError
 from zonogpt.inspection import inspect
 from zonogpt.methods import METHODS
@@ -18,6 +20,7 @@ from zonogpt.model import zoo
 from zonogpt.model.hf import load
 from zonogpt.model.ir import Model, logits
 from zonogpt.result import Ledger, LedgerEntry, Result
+from zonogpt.search.attack import Attack, attack
 from zonogpt.spec.spec import Spec, embedding_ball, image_ball
 from zonogpt.verify import verify, verify_many
 
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "METHODS",
+    "Attack",
+    "Certification",
+    "Dataset",
     "GPT2ForImageClassification",
     "Ledger",
     "LedgerEntry",
@@ -37,11 +43,14 @@ __all__ = [
     "SpecError",
     "ZonoGptError",
     "__version__",
+    "attack",
+    "certify",
     "embedding_ball",
     "image_ball",
     "inspect",
     "load",
     "logits",
+    "open_dataset",
     "verify",
     "verify_many",
     "zoo",

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from zonogpt._version import __version__
-from zonogpt.cli import demo, inspect, verify
+from zonogpt.cli import certify, demo, inspect, verify
 from zonogpt.errors import ZonoGptError
 
 BAD_INPUT = 2
@@ -23,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(verify.verify)
+app.command()(certify.certify)
 app.command()(inspect.inspect)
 app.command()(demo.demo)
 

@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from zonogpt.cli.options import check_writable, size, write_whole
+from zonogpt.cli.options import check_writable, size
+from zonogpt.files import write_whole
 from zonogpt.inspection import Inspection
 from zonogpt.inspection import inspect as run
 from zonogpt.methods import METHODS

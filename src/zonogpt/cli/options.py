@@ -1,4 +1,4 @@
-"""Option values that need reading: lists of integers, sizes in bytes, files to be written."""
+"""Option values that need reading: lists of numbers, sizes in bytes, files to be written."""
 
 from __future__ import annotations
 
@@ -17,6 +17,14 @@ def integers(text: str, name: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
         raise OptionError(f"{name} takes integers separated by commas; got {text!r}") from error
+
+
+def numbers(text: str, name: str) -> list[float]:
+    """ "1e-3,2e-3" -> [0.001, 0.002]."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise OptionError(f"{name} takes numbers separated by commas; got {text!r}") from error
 
 
 def size(text: str | None) -> int | None:
@@ -45,20 +53,3 @@ def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:
         raise OptionError(f"cannot write {file}: it is a directory, or its directory does not exist or is read-only")
     if suffixes and file.suffix.lower() not in suffixes:
         raise OptionError(f"cannot write {file}: the name must end in {' or '.join(suffixes)}")
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Writes the file in one step, so that a reader sees all or nothing; pipes and devices are written to directly."""
-    target = file.resolve()  # behind a link, the file it points to
-    try:
-        if target.exists() and not target.is_file():
-            target.write_text(text)
-            return
-        draft = target.parent / f".zonogpt-{os.getpid()}"
-        try:
-            draft.write_text(text)
-            os.replace(draft, target)
-        finally:
-            draft.unlink(missing_ok=True)
-    except OSError as error:
-        raise OptionError(f"cannot write {file}: {error}") from error

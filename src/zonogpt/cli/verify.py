@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
-from zonogpt.cli.options import check_writable, integers, size, write_whole
+from zonogpt.cli.options import check_writable, integers, size
 from zonogpt.cli.progress import progress_bar
 from zonogpt.datasets.pictures import read_image
 from zonogpt.datasets.texts import encode
 from zonogpt.errors import OptionError
+from zonogpt.files import write_whole
 from zonogpt.methods import METHODS
 from zonogpt.methods.method import Progress
 from zonogpt.model.hf import load

@@ -1,15 +1,9 @@
-"""Pictures. Matplotlib is imported here only, and drawn without a screen."""
+"""Pictures of the demonstrations."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 
 from zonogpt.demo.study import METHODS, RADII, Study
 from zonogpt.demo.worked_example import (
@@ -21,22 +15,9 @@ from zonogpt.demo.worked_example import (
     interval,
     sampled_inputs,
 )
+from zonogpt.plotting import INK, STYLE, plt
 
 COLOURS = {"A": "#0b6e4f", "F": "#3d8bd4", "D": "#e08e0b", "M": "#c0392b", "A-literal": "#7a8b99"}
-INK, PAPER = "#22303c", "#fbfaf7"
-STYLE = {
-    "font.size": 10,
-    "axes.edgecolor": "#9aa5ad",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.titleweight": "bold",
-    "axes.titlesize": 11,
-    "figure.facecolor": PAPER,
-    "axes.facecolor": PAPER,
-    "savefig.facecolor": PAPER,
-}
 
 
 def draw_study(study: Study, file: Path) -> None:

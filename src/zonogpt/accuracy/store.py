@@ -1,0 +1,95 @@
+"""Rows on disk: appended one by one, found again after a crash, never mixed with rows of another run."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from zonogpt.accuracy.rows import Row, Settings
+from zonogpt.errors import OptionError
+from zonogpt.files import write_whole
+
+ROWS, SETTINGS = "rows.jsonl", "settings.json"
+
+
+class RowStore:
+    """The rows of DIR/rows.jsonl, and a place to append more. Only `open_store` makes one."""
+
+    def __init__(self, descriptor: int, finished: dict[str, Row]) -> None:
+        self._descriptor = descriptor
+        self.finished = finished  # by key
+
+    def append(self, row: Row) -> None:
+        """On the disk when this returns; a crash in between leaves a line without an end, which the next run drops."""
+        line = (row.to_json() + "\n").encode()
+        while line:
+            line = line[os.write(self._descriptor, line) :]
+        os.fsync(self._descriptor)
+        self.finished[row.key] = row
+
+
+@contextmanager
+def open_store(folder: Path, settings: Settings) -> Iterator[RowStore]:
+    """Opens or begins DIR for one run at a time; OptionError if it belongs to other settings or cannot be used."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / ROWS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        raise OptionError(f"cannot keep rows in {folder}: {error}") from error
+    try:
+        _lock(descriptor, folder)
+        content = (folder / ROWS).read_bytes()
+        rows, whole = parse(content, folder / ROWS)
+        _check_settings(folder, settings, rows)
+        if whole < len(content):
+            os.ftruncate(descriptor, whole)
+        yield RowStore(descriptor, {row.key: row for row in rows})
+    finally:
+        os.close(descriptor)
+
+
+def parse(content: bytes, file: Path) -> tuple[list[Row], int]:
+    """The rows, and the bytes they take. A last line that a crash cut off is left out; other bad lines are refused."""
+    rows, whole = [], 0
+    lines = content.split(b"\n")
+    unfinished = lines.pop()  # empty, if the last line is whole
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(Row.from_json(line.decode()))
+        except (ValueError, TypeError) as error:
+            if number == len(lines) and not unfinished:
+                break  # blocks that a power cut left unwritten
+            raise OptionError(f"{file}, line {number} is damaged; move the file away to begin anew") from error
+        whole += len(line) + 1
+    return rows, whole
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # goes with the process, however it ends
+    except BlockingIOError as error:
+        raise OptionError(f"another run is writing to {folder}") from error
+    except OSError:
+        return  # a file system without locks
+
+
+def _check_settings(folder: Path, settings: Settings, rows: list[Row]) -> None:
+    file, ours = folder / SETTINGS, dataclasses.asdict(settings)
+    if not file.exists() and not rows:
+        write_whole(file, json.dumps(ours, indent=2) + "\n")
+        return
+    try:
+        theirs = json.loads(file.read_text())
+        differ = [name for name in ours if theirs[name] != ours[name]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OptionError(f"{folder} holds rows but no readable {SETTINGS}; give another directory") from error
+    if differ:
+        said = "; ".join(f"{name} was {theirs[name]!r}, is {ours[name]!r}" for name in differ)
+        raise OptionError(f"{folder} holds rows of another run ({said}); give another directory")
+    if any(row.settings != settings.digest for row in rows):
+        raise OptionError(f"{folder} holds rows that do not belong to its {SETTINGS}; give another directory")

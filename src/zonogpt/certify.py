@@ -1,0 +1,134 @@
+"""certify(): certified accuracy of a model over a data set, at several radii, in a run that can be continued."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from zonogpt._version import __version__
+from zonogpt.accuracy.job import Job
+from zonogpt.accuracy.rows import Row, Settings
+from zonogpt.accuracy.store import open_store
+from zonogpt.accuracy.table import Line, tabulate
+from zonogpt.datasets import Dataset
+from zonogpt.datasets.texts import Positions
+from zonogpt.errors import OptionError
+from zonogpt.methods import METHODS
+from zonogpt.model.ir import Model, TokenEmbedding
+from zonogpt.result import Result
+from zonogpt.search.attack import RESTARTS, STEPS
+from zonogpt.spec.spec import Spec, check_ball
+from zonogpt.tensors import fingerprint, moved
+from zonogpt.verify import check_limits, resolve_device, resolve_dtype, verify_many
+
+# Examples that are verified together: enough to fill the device, few enough that a crash loses little.
+TOGETHER_CPU, TOGETHER_GPU = 4, 32
+
+OnRow = Callable[[Row], None]
+
+
+@dataclass(frozen=True)
+class Certification:
+    settings: Settings
+    radii: tuple[float, ...]
+    rows: tuple[Row, ...]  # by example, then radius
+
+    @property
+    def table(self) -> tuple[Line, ...]:
+        return tabulate(self.rows, self.radii)
+
+
+def certify(
+    model: Model,
+    dataset: Dataset,
+    radii: Sequence[float],
+    count: int | None = None,
+    skip: int = 0,
+    norm: float = math.inf,
+    method: str = "E",
+    positions: str = "last",
+    search: bool = True,
+    seed: int = 0,
+    timeout: float | None = None,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    budget_bytes: int | None = None,
+    out: Path | None = None,
+    on_row: OnRow | None = None,
+) -> Certification:
+    """Verifies and attacks `count` examples behind the first `skip` at every radius (increasing, positive).
+
+    An example is certified if the model (in float64) gives its label and `verify` proves that it keeps it; without
+    labels, the model's own answer is to be kept. Proof and attack are tried on their own, so that each checks the
+    other: UnsoundError if an attack ever breaks what was certified. Radii are tried from the largest down, and a proof
+    settles all smaller ones (their sets are inside): these rows are `implied`, without margins.
+
+    `positions` says which tokens of a text move (see Positions); `seed` is for these and for the attack. With `out`,
+    every row is on the disk in `out`/rows.jsonl as soon as it is known, and a later call with the same arguments goes
+    on from there. More radii or examples may be added; anything else must be the same. `on_row` is called for each row,
+    also for those found in `out`.
+
+    All arguments and all examples are checked before the first proof.
+    """
+    _check_options(radii, norm, count, skip, seed, method, len(dataset))
+    check_limits(timeout, budget_bytes)
+    run_dtype, run_device = resolve_dtype(dtype), resolve_device(device, model)
+    chosen = range(skip, len(dataset) if count is None else min(len(dataset), skip + count))
+    is_text = isinstance(model.embedding, TokenEmbedding)
+    settings = Settings(
+        model=fingerprint((model.embedding, model.blocks, model.head, model.architecture, model.pad_token_id)),
+        norm=f"{norm:g}",
+        method=method,
+        dtype=str(run_dtype).removeprefix("torch."),
+        positions=positions if is_text else None,
+        attack=f"{RESTARTS} restarts, {STEPS} steps" if search else None,
+        seed=seed,
+        timeout=timeout,
+        budget=budget_bytes,
+        version=__version__,
+    )
+    # In float64 once, where the work is done: what is asked about is the model in exact arithmetic.
+    net = moved(model, run_device, torch.float64)
+    job = Job(net, dataset, tuple(map(float, radii)), Positions.parse(positions), settings, search)
+    for check in (job.check_label, job.check_input):  # labels first: they are there without reading anything
+        for index in chosen:
+            check(index)
+
+    def prove(specs: Sequence[Spec]) -> list[Result]:
+        return verify_many(net, specs, method, timeout, None, run_dtype, budget_bytes)
+
+    together = TOGETHER_GPU if run_device.type == "cuda" else TOGETHER_CPU
+    rows = []
+    with nullcontext() if out is None else open_store(out, settings) as store:
+        for start in range(0, len(chosen), together):
+            for row in job.rows(chosen[start : start + together], prove, store):
+                rows.append(row)
+                if on_row is not None:
+                    on_row(row)
+    rows.sort(key=lambda row: (row.index, row.radius))
+    return Certification(settings, job.radii, tuple(rows))
+
+
+def _check_options(
+    radii: Sequence[float], norm: float, count: int | None, skip: int, seed: int, method: str, available: int
+) -> None:
+    if method not in METHODS:
+        raise OptionError(f"method {method!r} is unknown; there are {', '.join(METHODS)}")
+    if not radii:
+        raise OptionError("give at least one radius")
+    for radius in radii:
+        if not check_ball(radius, norm) > 0:
+            raise OptionError(f"a radius of accuracy must be positive; got {radius!r}")
+    if list(radii) != sorted(set(radii)):
+        raise OptionError(f"radii must increase, each once; got {', '.join(f'{radius:g}' for radius in radii)}")
+    if count is not None and count < 1:
+        raise OptionError(f"the count must be at least 1; got {count}")
+    if not 0 <= skip < available:
+        raise OptionError(f"{skip} examples are to be skipped, but the data set has {available}")
+    if not 0 <= seed < 2**32:
+        raise OptionError(f"the seed must lie in 0..{2**32 - 1}; got {seed}")

@@ -1,0 +1,133 @@
+"""zonogpt certify"""
+
+from __future__ import annotations
+
+import dataclasses
+import json as json_format
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from zonogpt.accuracy.rows import Row
+from zonogpt.accuracy.table import Line, as_csv
+from zonogpt.certify import Certification
+from zonogpt.certify import certify as run
+from zonogpt.cli.options import check_writable, numbers, size
+from zonogpt.cli.progress import progress_bar
+from zonogpt.datasets import open_dataset
+from zonogpt.errors import OptionError
+from zonogpt.files import write_whole
+from zonogpt.methods import METHODS
+from zonogpt.model.hf import load
+from zonogpt.model.ir import ImageEmbedding
+
+INTERRUPTED = 130  # as shells say of a process that Ctrl-C ended
+
+
+def certify(
+    model: Annotated[str, typer.Argument(help="Directory from save_pretrained, or a hub name.")],
+    data: Annotated[
+        Path,
+        typer.Option(help="MNIST files, a folder LABEL/*.png, or lines LABEL<TAB>TEXT."),
+    ],
+    radius: Annotated[str, typer.Option(help="One radius or several, increasing, as 3e-4,1e-3.")],
+    count: Annotated[int | None, typer.Option(help="How many examples. Default: all.")] = None,
+    skip: Annotated[int, typer.Option(help="How many to leave out first.")] = 0,
+    split: Annotated[str, typer.Option(help="Of MNIST files: test or train.")] = "test",
+    positions: Annotated[
+        str | None, typer.Option(help="Tokens of a text that move: last (default), all, random:2, or 1,4.")
+    ] = None,
+    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "E",
+    norm: Annotated[float, typer.Option(help="Norm of the ball: inf, 2 or 1.")] = math.inf,
+    attack: Annotated[bool, typer.Option(help="Search for counterexamples as well.")] = True,
+    seed: Annotated[int, typer.Option(help="Of the attack and of random positions.")] = 0,
+    timeout: Annotated[float | None, typer.Option(help="Seconds per example and radius.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float64 (default) or float32.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Memory of a batch, as 512MiB.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for rows.jsonl, table.csv, certified.png; goes on where it stopped.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write settings, table and rows to this file.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the first line only.")] = False,
+) -> None:
+    """Certified accuracy over a data set: how many examples keep their label, proved, at every radius.
+
+    Exit code: 0 when it ran through, 2 bad input, 130 stopped by Ctrl-C.
+    """
+    check_writable(json)
+    radii, budget_bytes = numbers(radius, "--radius"), size(budget)
+    net = load(model)
+    dataset = open_dataset(data, net, model, split)
+    if positions is not None and isinstance(net.embedding, ImageEmbedding):
+        raise OptionError("--positions is for texts; every pixel of an image moves")
+    kept = 0
+    try:
+        with progress_bar(quiet) as bar:
+            examples = len(dataset) - skip if count is None else min(count, len(dataset) - skip)
+            task = bar.add_task("reading", total=max(0, examples) * len(radii))
+
+            def show(row: Row) -> None:
+                nonlocal kept
+                kept += 1
+                bar.update(task, advance=1, description=f"{row.name}, radius {row.radius:g}: {row.status}")
+
+            found = run(
+                net, dataset, radii, count=count, skip=skip, norm=norm, method=method, positions=positions or "last",
+                search=attack, seed=seed, timeout=timeout, device=device, dtype=dtype, budget_bytes=budget_bytes,
+                out=out, on_row=show,
+            )  # fmt: skip
+        write(found, model, out, json)
+    except KeyboardInterrupt:
+        typer.echo(f"stopped after {kept} rows; {how_to_continue(out)}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    print(headline(found.table[-1]))
+    if not quiet:
+        Console(highlight=False).print(as_table(found.table))
+        if out is not None:
+            print(f"in {out}: rows.jsonl, table.csv, certified.png")
+
+
+def how_to_continue(out: Path | None) -> str:
+    if out is None:
+        return "nothing was kept: with --out DIRECTORY a run can be continued"
+    return f"they are kept in {out}, and the same command goes on from there"
+
+
+def write(found: Certification, model: str, out: Path | None, json: Path | None) -> None:
+    if out is not None:
+        from zonogpt.accuracy.figure import draw_accuracy  # matplotlib is slow to import
+
+        write_whole(out / "table.csv", as_csv(found.table))
+        ball = {"inf": "l∞", "2": "l2", "1": "l1"}[found.settings.norm]
+        title = f"{Path(model).name}: accuracy under {ball} changes, method {found.settings.method}"
+        draw_accuracy(found.table, title, out / "certified.png")
+    if json is not None:
+        whole = {
+            "settings": dataclasses.asdict(found.settings),
+            "table": [dataclasses.asdict(line) for line in found.table],
+            "rows": [json_format.loads(row.to_json()) for row in found.rows],
+        }
+        write_whole(json, json_format.dumps(whole, indent=2) + "\n")
+
+
+def headline(line: Line) -> str:
+    clean = "no labels" if line.clean is None else f"clean {line.clean}"
+    attacked = "not attacked" if line.attacked is None else f"attacked {line.attacked}"
+    return f"certified {line.certified} of {line.examples} at radius {line.radius:g} ({clean}, {attacked})"
+
+
+def as_table(lines: Sequence[Line]) -> Table:
+    table = Table()
+    for heading in ("radius", "clean", "certified", "attacked", "unknown", "s / example"):
+        table.add_column(heading, justify="right")
+    for line in lines:
+        counts = (line.clean, line.certified, line.attacked, line.unknown)
+        shown = ["-" if count is None else str(count) for count in counts]
+        table.add_row(f"{line.radius:g}", *shown, "-" if line.seconds is None else f"{line.seconds:.2f}")
+    return table

@@ -1,0 +1,25 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from zonogpt.errors import OptionError
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Writes the file in one step, so that a reader sees all or nothing; pipes and devices are written to directly."""
+    target = file.resolve()  # behind a link, the file it points to
+    try:
+        if target.exists() and not target.is_file():
+            target.write_text(text)
+            return
+        draft = target.parent / f".zonogpt-{os.getpid()}"
+        try:
+            draft.write_text(text)
+            os.replace(draft, target)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise OptionError(f"cannot write {file}: {error}") from error
