@@ -44,7 +44,7 @@ def fingerprint(value: object) -> str:
 def _feed(value: object, update: Callable[[bytes], None]) -> None:
     if isinstance(value, Tensor):
         update(f"{value.dtype}{tuple(value.shape)}".encode())
-        update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(value, tuple):
         update(f"tuple{len(value)}".encode())
         for item in value:

@@ -27,7 +27,7 @@ def draw_accuracy(lines: Sequence[Line], title: str, file: Path) -> None:
             ax.plot(radii, attacked, "s-", color=ATTACKED, lw=2, label="attacked (no counterexample found)")
         ax.plot(radii, certified, "o-", color=CERTIFIED, lw=2.4, label="certified (proved)")
         for radius, line, y in zip(radii, lines, certified, strict=True):
-            ax.annotate(str(line.certified), (radius, y), (0, -14), "data", "offset points", ha="center", fontsize=9,
+            ax.annotate(str(line.certified), (radius, y), (-4, -13), "data", "offset points", ha="right", fontsize=9,
                         color=CERTIFIED)  # fmt: skip
         _radius_axis(ax, radii)
         ax.set(ylabel=f"accuracy on {n} examples, %", ylim=(-9, 104), yticks=range(0, 101, 20))
@@ -41,7 +41,7 @@ def draw_accuracy(lines: Sequence[Line], title: str, file: Path) -> None:
 def _radius_axis(ax: Any, radii: list[float]) -> None:
     """Logarithmic, with a tick at every radius that was tried and no other."""
     ax.set_xscale("log")
-    ax.set_xticks(radii, [f"{radius:g}" for radius in radii])
+    ax.set_xticks(radii, [f"{radius:g}" for radius in radii], rotation=45 if len(radii) > 8 else 0)
     ax.minorticks_off()
     ax.set_xlim(radii[0] / 1.3, radii[-1] * 1.3)
     ax.set_xlabel("radius")
