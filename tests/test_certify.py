@@ -330,6 +330,7 @@ GOOD = {"--radius": "1e-3", "--count": "2"}
     ("changes", "word"),
     [
         ({"--data": "nowhere"}, "not there"),
+        ({"--data": "x" * 300}, "cannot be read"),
         ({"--data": "empty"}, "no pictures"),
         ({"--data": "wrong-magic"}, "begin like an MNIST file"),
         ({"--data": "label-12"}, "12/a.npy: label 12 is out of range"),

@@ -37,6 +37,13 @@ def open_dataset(path: Path, model: Model, source: str, split: str = "test") -> 
     """
     if split not in SPLITS:
         raise OptionError(f"split {split!r} is unknown; there are {' and '.join(SPLITS)}")
+    try:
+        return _open(path, model, source, split)
+    except OSError as error:  # no permission, a name that is too long, a loop of links
+        raise SpecError(f"the data {str(path)!r} cannot be read: {error}") from error
+
+
+def _open(path: Path, model: Model, source: str, split: str) -> Dataset:
     if not path.exists():
         raise SpecError(f"the data {str(path)!r} is not there")
     if isinstance(model.embedding, ImageEmbedding):
