@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import zonogpt
-from attack import attacked_margins
 from builders import config, image_config, image_model, language_model, text_classifier
 from plain_e import plain_margins
 from trained import IMAGE_SHAPES, NAMES, instances, pictures, trained
 from zonogpt.domains.finite import require_finite
 from zonogpt.methods import ellipsoidal
 from zonogpt.methods.method import NonFiniteBlockError
+from zonogpt.search.attack import attack
 from zonogpt.tensors import moved
 
 LIMIT = 1 << 30
@@ -63,7 +63,7 @@ def test_no_attack_goes_below_a_certified_margin(name, norm):
         for spec in instances(name, radius * scale, 2, norm):
             margins = margins_of(model, spec)
             assert margins.isfinite().all()
-            assert (attacked_margins(model, spec, restarts=3, steps=15) >= margins - 1e-9).all()
+            assert (attack(model, spec, restarts=3, steps=15).margins >= margins - 1e-9).all()
 
 
 def test_smaller_balls_are_easier():
@@ -124,7 +124,7 @@ def test_many_rows_go_through_the_forward_bound(monkeypatch):
     some = margins_of(model, spec)
     assert (some <= full + 1e-9).all()
     assert int(torch.isclose(some, full).sum()) >= 5
-    assert (attacked_margins(model, spec, restarts=2, steps=8) >= some - 1e-9).all()
+    assert (attack(model, spec, restarts=2, steps=8).margins >= some - 1e-9).all()
 
 
 def test_verify_many_gives_what_verify_gives():
@@ -214,5 +214,5 @@ def test_float32_bounds_contain_what_float64_finds():
         model = trained(name)
         for spec in instances(name, 3e-3, 2):
             narrow = zonogpt.verify(model, spec, dtype="float32", hint=False)
-            assert (attacked_margins(model, spec, restarts=2, steps=10) >= narrow.margins - 1e-5).all()
+            assert (attack(model, spec, restarts=2, steps=10).margins >= narrow.margins - 1e-5).all()
             torch.testing.assert_close(narrow.margins, margins_of(model, spec), rtol=2e-3, atol=2e-3)

@@ -27,19 +27,19 @@ EXIT = {"verified": 0, "unknown": 10, "falsified": 20, "timeout": 30}
 
 def verify(
     model: Annotated[str, typer.Argument(help="Directory from save_pretrained, or a hub name.")],
-    radius: Annotated[float, typer.Option(help="How far every pixel, or embedding coordinate, may move.")],
+    radius: Annotated[float, typer.Option(help="How far the input may move, in the norm.")],
     image: Annotated[Path | None, typer.Option(help="Picture (.png, .jpg, ...) or array (.npy).")] = None,
     text: Annotated[str | None, typer.Option(help="Text, read with the model's tokenizer.")] = None,
     ids: Annotated[str | None, typer.Option(help="Token ids, as 5,17,3.")] = None,
     positions: Annotated[str | None, typer.Option(help="Token positions that move, from 0, as 1,4.")] = None,
     words: Annotated[str | None, typer.Option(help="Words of the text that move, as good,film.")] = None,
     label: Annotated[int | None, typer.Option(help="The answer to keep. Default: the model's own.")] = None,
-    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "A",
-    norm: Annotated[float, typer.Option(help="Norm of the ball: inf.")] = math.inf,
+    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "E",
+    norm: Annotated[float, typer.Option(help="Norm of the ball: inf, 2 or 1.")] = math.inf,
     timeout: Annotated[float | None, typer.Option(help="Seconds, looked at between blocks.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
     dtype: Annotated[str | None, typer.Option(help="float64 (default) or float32.")] = None,
-    budget: Annotated[str | None, typer.Option(help="Generator pool, as 512MiB.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Memory for E, generator pool for the others, as 512MiB.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write the whole result to this file.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the verdict only.")] = False,
 ) -> None:
@@ -108,10 +108,11 @@ def describe(result: Result) -> str:
         f"{claim}, radius {result.radius:g}, method {result.method}, {result.dtype} on {result.device},"
         f" {result.seconds:.2f} s, peak {result.peak_bytes / 2**20:.0f} MiB",
     ]
-    fresh = [e for e in result.ledger.entries if e.kind != "head" and e.step not in ("carried", "reduction")]
+    fresh = [
+        e for e in result.ledger.entries if e.kind not in ("head", "input") and e.step not in ("carried", "reduction")
+    ]
     if fresh:
         worst = max(fresh, key=lambda e: e.width)
-        lines.append(
-            f"widest new error: {worst.step} of block {worst.block} ({worst.kind}), {worst.width:.3g} per feature"
-        )
+        unit = "of the margin" if result.method == "E" else "per feature"
+        lines.append(f"widest new error: {worst.step} of block {worst.block} ({worst.kind}), {worst.width:.3g} {unit}")
     return "\n".join(lines)
