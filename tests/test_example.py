@@ -38,6 +38,15 @@ def test_fused_proves_the_property_inside_the_papers_interval():
         assert low > 0
 
 
+def test_method_e_proves_it_and_contains_the_samples():
+    y = outputs()
+    low, high = ex.interval_by_adjoint()
+    assert low <= float(y.min())
+    assert float(y.max()) <= high
+    assert ex.PAPER_FUSED[0] < low
+    assert high < ex.PAPER_FUSED[1]
+
+
 def test_decomposed_does_not():
     low, high = ex.interval(ex.bound("D"))
     assert low < 0

@@ -62,6 +62,7 @@ def show_example(file: Path, quiet: bool) -> None:
     )
     rows = {
         "sampled": (float(sampled.min()), float(sampled.max())),
+        "E": worked_example.interval_by_adjoint(),
         **{name: worked_example.interval(worked_example.bound(name)) for name in ("A", "A-literal", "D", "D-literal")},
         "paper, fused": worked_example.PAPER_FUSED,
         "paper, DeepZ": worked_example.PAPER_DEEPZ,

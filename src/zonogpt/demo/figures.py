@@ -13,15 +13,25 @@ from zonogpt.demo.worked_example import (
     bound,
     first_token_projections,
     interval,
+    interval_by_adjoint,
     sampled_inputs,
 )
 from zonogpt.plotting import INK, STYLE, plt
 
-COLOURS = {"A": "#0b6e4f", "F": "#3d8bd4", "D": "#e08e0b", "M": "#c0392b", "A-literal": "#7a8b99"}
+COLOURS = {"E": "#5b2a86", "A": "#0b6e4f", "F": "#3d8bd4", "D": "#e08e0b", "M": "#c0392b", "A-literal": "#7a8b99"}
+
+STEP_COLOURS = {
+    "input": "#cfc7db",
+    "layernorm": "#5b2a86",
+    "scores": "#3d8bd4",
+    "softmax": "#0b6e4f",
+    "product": "#e08e0b",
+    "gelu": "#c0392b",
+}
 
 
 def draw_study(study: Study, file: Path) -> None:
-    """Digits with their certified radius, margin against radius per method, width per block."""
+    """Digits with their certified radius, margin against radius per method, and where E's margin goes."""
     with plt.rc_context(STYLE):
         figure = plt.figure(figsize=(13, 8.2), layout="constrained")
         top, bottom = figure.subfigures(2, 1, height_ratios=[1, 1.15])
@@ -29,17 +39,17 @@ def draw_study(study: Study, file: Path) -> None:
         left, middle, right = bottom.subplots(1, 3, width_ratios=[1, 1.15, 1.15])
         _proved(left, study)
         _margins(middle, study)
-        _widths(right, study)
+        _ledger(right, study)
         figure.savefig(file, dpi=130)
         plt.close(figure)
 
 
 def _digits(figure: Any, study: Study) -> None:
-    figure.suptitle("The largest radius at which A proves that no pixel change alters the answer", weight="bold")
+    figure.suptitle("The largest radius at which E proves that no pixel change alters the answer", weight="bold")
     n = len(study.labels)
     axes = figure.subplots(2, (n + 1) // 2, squeeze=False)
     for digit, ax in enumerate(axes.flat[:n]):
-        radius = study.largest_radius("A", digit)
+        radius = study.largest_radius("E", digit)
         ax.imshow(1 - study.images[digit].numpy(), cmap="gray", vmin=0, vmax=1)
         ax.set_xticks([])
         ax.set_yticks([])
@@ -67,23 +77,25 @@ def _margins(ax: Any, study: Study) -> None:
     ax.set_ylim(bottom=0)
 
 
-def _widths(ax: Any, study: Study) -> None:
-    radius = RADII[1]
-    for method in METHODS:
-        ledgers = [r.ledger for (m, rad, _), r in study.results.items() if m == method and rad == radius]
-        if not ledgers:
-            continue
-        blocks = ledgers[0].blocks()[:-1]  # the head's loss is a margin, not a width
-        kinds = [next(e.kind for e in ledgers[0].entries if e.block == b) for b in blocks]
-        means = [sum(ledger.total(b) for ledger in ledgers) / len(ledgers) for b in blocks]
-        ax.plot(blocks, means, "o-", color=COLOURS[method], lw=2)
-        ax.set_xticks(blocks, [f"{b}\n{kind}" for b, kind in zip(blocks, kinds, strict=True)])
-    ax.set(
-        yscale="log",
-        xlabel="residual block",
-        ylabel="mean radius of a feature",
-        title=f"Width at radius {radius:g}",
+def _ledger(ax: Any, study: Study) -> None:
+    """What each step of method E takes from the margin, block by block, the mean over digits."""
+    radius = RADII[-2]
+    ledgers = [r.ledger for (m, rad, _), r in study.results.items() if m == "E" and rad == radius]
+    blocks = ledgers[0].blocks()
+    kinds = [next(e.kind for e in ledgers[0].entries if e.block == b) for b in blocks]
+    bottom = dict.fromkeys(blocks, 0.0)
+    for step, colour in STEP_COLOURS.items():
+        heights = []
+        for b in blocks:
+            widths = [e.width for ledger in ledgers for e in ledger.entries if (e.block, e.step) == (b, step)]
+            heights.append(sum(widths) / len(ledgers))
+        ax.bar(blocks, heights, bottom=list(bottom.values()), color=colour, label=step, width=0.7)
+        bottom = {b: bottom[b] + height for b, height in zip(blocks, heights, strict=True)}
+    ax.set_xticks(
+        blocks, [f"{b}\n{kind}" if 0 < b < blocks[-1] else kind for b, kind in zip(blocks, kinds, strict=True)]
     )
+    ax.set(ylabel="taken from the margin", title=f"E, radius {radius:g}: where the margin goes")
+    ax.legend(frameon=False)
 
 
 def draw_example(file: Path) -> None:
@@ -110,6 +122,7 @@ def _intervals(ax: Any) -> None:
     sampled = BLOCK(sampled_inputs())[:, 0, 0]
     rows = {
         "sampled": (float(sampled.min()), float(sampled.max()), INK),
+        "E": (*interval_by_adjoint(), COLOURS["E"]),
         "A": (*interval(bound("A")), COLOURS["A"]),
         "paper, fused": (*PAPER_FUSED, "#8fb8a8"),
         "D": (*interval(bound("D")), COLOURS["D"]),

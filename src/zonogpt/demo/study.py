@@ -1,4 +1,4 @@
-"""The demonstration: the bundled digits, several radii, every promoted variant. Data only; drawing is in figures.py."""
+"""The demonstration: the bundled digits, several radii, method E and the paper's variants. Data only, no drawing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from zonogpt.result import Result
 from zonogpt.spec.spec import image_ball
 from zonogpt.verify import verify
 
-METHODS = ("A", "F", "D", "M", "A-literal")
-RADII = (3e-5, 1e-4, 3e-4, 1e-3)
+METHODS = ("E", "A", "F", "D", "M", "A-literal")
+RADII = (1e-4, 3e-4, 1e-3, 2e-3, 4e-3)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,9 @@ def run_study(on_digit: Callable[[str, int], None]) -> Study:
         for digit in range(len(labels)):
             on_digit(f"{method}, digit {digit + 1} of {len(labels)}", len(METHODS) * len(labels))
             for radius in RADII:
-                result = verify(model, image_ball(model, images[digit], radius, int(labels[digit])), method=method)
+                result = verify(
+                    model, image_ball(model, images[digit], radius, int(labels[digit])), method=method, hint=False
+                )
                 results[method, radius, digit] = result
                 if result.status != "verified":
                     break

@@ -6,15 +6,20 @@ centre 0.400, belong to (0.7, -0.8); and W_o acts on the left, with no causal ma
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from zonogpt.domains.chunks import CHUNK_BYTES
+from zonogpt.domains.ellipsoidal import EllipsoidalZonotope
 from zonogpt.domains.structured import StructuredZonotope
+from zonogpt.domains.symbols import dual_norm
 from zonogpt.methods.structured import VARIANTS
 from zonogpt.model.ir import AttentionBlock, LayerNorm
 from zonogpt.transforms.attention import attention_bounds
+from zonogpt.transforms.ellipsoidal.attention import attention_step
 
 RADIUS = 0.02
 PAPER_FUSED, PAPER_DEEPZ = (0.11, 0.69), (-1.24, 1.98)
@@ -49,6 +54,23 @@ def bound(method: str) -> StructuredZonotope:
 def interval(z: StructuredZonotope, token: int = 0, feature: int = 0) -> tuple[float, float]:
     low, high = z.c - z.radius, z.c + z.radius
     return float(low[token, feature]), float(high[token, feature])
+
+
+def interval_by_adjoint(token: int = 0, feature: int = 0) -> tuple[float, float]:
+    """Method E's bounds of one output: its functional and the opposite one go back through the block."""
+    S, d = CENTRE.shape
+    G = torch.zeros(1, S, S * d, d, dtype=CENTRE.dtype)
+    for j in range(S * d):
+        G[0, j // d, j, j % d] = RADIUS
+    z = EllipsoidalZonotope(CENTRE[None], G, torch.zeros(1, S, d, d, dtype=CENTRE.dtype), math.inf)
+    out, step = attention_step(BLOCK, z, CENTRE[None, :0], S, CHUNK_BYTES)
+    functionals = torch.zeros(1, 2, S, d, dtype=CENTRE.dtype)
+    functionals[0, :, token, feature] = torch.tensor([1.0, -1.0], dtype=CENTRE.dtype)
+    before, losses = step.pull(functionals, CHUNK_BYTES)
+    linear = dual_norm(torch.einsum("bknd,bnmd->bkm", before, G), math.inf, -1)
+    fall, rise = (linear + torch.stack(list(losses.values())).sum(0))[0].tolist()
+    centre = float(out.c[0, token, feature])
+    return centre - fall, centre + rise
 
 
 def sampled_inputs(count: int = 40_000, seed: int = 0) -> Tensor:
