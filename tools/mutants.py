@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from mutations_e import METHOD_E
+
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "zonogpt"
 
@@ -486,6 +488,7 @@ MUTATIONS = [
         ("test_verify.py",),
     ),
 ]
+MUTATIONS += [Mutation(f"E: {what}", file, old, new, tests) for what, file, old, new, tests in METHOD_E]
 
 
 def run(mutation: Mutation) -> tuple[Mutation, bool, float]:

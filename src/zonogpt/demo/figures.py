@@ -66,7 +66,8 @@ def _proved(ax: Any, study: Study) -> None:
     for method in METHODS:
         ax.plot(RADII, [study.proved(method, r) for r in RADII], "o-", color=COLOURS[method], label=method, lw=2)
     ax.set(xscale="log", xlabel="radius", ylabel=f"digits proved, of {n}", ylim=(-0.5, n + 0.8), title="Proved")
-    ax.legend(frameon=False)
+    ax.set_xlim(right=8 * RADII[-1])  # room for the legend beside the lines
+    ax.legend(frameon=False, loc="upper right")
 
 
 def _margins(ax: Any, study: Study) -> None:
