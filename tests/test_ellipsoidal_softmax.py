@@ -45,14 +45,14 @@ def test_chord_of_psi(dtype):
     torch.testing.assert_close(ends, half, rtol=1e-4, atol=1e-20)
 
 
-def case(seed, S, width, heavy=0.0):
+def case(seed, S, width, heavy=0.0, rank=3):
     """log P, a factor of the linear score changes (already centred), bounds R_U, and |v'| of one."""
     g = generator(seed)
     U = randn(g, 1, 1, 1, S)
     U[..., 0] += heavy
     log_P = U.log_softmax(-1)
     P = log_P.exp()
-    F = randn(g, 1, 1, 1, S, 3)
+    F = randn(g, 1, 1, 1, S, rank)
     F = F - (P[..., None, :] @ F)
     F = F * width / F.norm(dim=-1).mean()
     R_U = 0.3 * width * torch.rand(1, 1, 1, S, generator=g).double()
@@ -62,7 +62,7 @@ def case(seed, S, width, heavy=0.0):
 def movements(log_P, F, R_U, seed):
     """Centred score changes: the linear part in the ellipsoid F, the products within R_U; (N, S) each."""
     g = generator(seed)
-    a = randn(g, 4000, 3)
+    a = randn(g, 4000, F.shape[-1])
     a = a / a.norm(dim=-1, keepdim=True)
     a[:100] *= torch.rand(100, 1, generator=g).double()
     rows = F[0, 0, 0]
@@ -75,10 +75,11 @@ def movements(log_P, F, R_U, seed):
 
 
 @pytest.mark.parametrize("heavy", [0.0, 4.0, 12.0])
-@pytest.mark.parametrize("width", [1e-4, 0.1, 0.7, 1.5, 4.0])
+@pytest.mark.parametrize("width", [1e-4, 0.1, 0.4, 0.7, 1.5, 4.0])
+@pytest.mark.parametrize("rank", [1, 3])
 @pytest.mark.parametrize("seed", range(3))
-def test_contract_of_the_step(seed, width, heavy):
-    log_P, F, R_U = case(seed, 2 + 2 * seed, width, heavy)
+def test_contract_of_the_step(seed, rank, width, heavy):
+    log_P, F, R_U = case(seed, 2 + 2 * seed, width, heavy, rank)
     P = log_P.exp()[0, 0, 0]
     step = softmax_step(log_P, F.norm(dim=-1), R_U, F @ F.mT, torch.ones_like(log_P))
     linear, products = movements(log_P, F, R_U, seed)
@@ -131,6 +132,18 @@ def test_a_key_far_below_the_smallest_float_may_wake_up():
             assert not value.isnan().any(), name
         assert float(far.total[..., 1]) > 0.98  # log P = -700, W = 750
         assert float((far.error + far.scores)[..., 1]) > 0.98
+
+
+def test_a_key_falls_when_only_others_move():
+    """P = (1/2, 1/4, 1/4), scores moving by (0, w, -w): the first key keeps its score and loses to Z."""
+    P = torch.tensor([0.5, 0.25, 0.25]).double()
+    F = torch.tensor([0.0, 1.0, -1.0]).double().reshape(1, 1, 1, 3, 1)
+    step = softmax_step(
+        P.log().reshape(1, 1, 1, 3), F.abs()[..., 0], 0 * F[..., 0], F @ F.mT, torch.ones(1, 1, 1, 3).double()
+    )
+    p = (P.log() + F[0, 0, 0, :, 0]).softmax(-1)
+    assert ((p - P).abs() <= step.total[0, 0, 0] + 1e-12).all()
+    assert float((P - p)[0]) > 0.1
 
 
 def test_masked_keys_take_no_part():

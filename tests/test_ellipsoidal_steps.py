@@ -120,6 +120,50 @@ def test_layernorm_pull_is_a_lower_bound(seed, reach, p):
     assert (fall.amax(0) <= linear_only[0] + 1e-9).all()
 
 
+@pytest.mark.parametrize("tau", [1e-5, 0.1, 1.0, 10.0])
+@pytest.mark.parametrize("reach", [0.1, 0.3, 0.6, 0.9, 1.2, 2.0, 3.0])
+@pytest.mark.parametrize("kind", ["symbol", "ellipsoid"])
+def test_layernorm_of_two_features_is_nearly_exact(kind, reach, tau):
+    """d = 2 leaves one dimension behind the mean: no cover is loose, so no term can be missing."""
+    norm = LayerNorm(torch.tensor([1.0, 1.0]).double(), torch.zeros(2).double(), tau)
+    for size in (1.0, -1.0):
+        z0 = torch.tensor([[[size, -size]]]).double()
+        line = reach * torch.tensor([[[[1.0, -1.0]]]]).double()
+        nothing = torch.zeros(1, 1, 2, 2).double()
+        G, Q = (line, nothing) if kind == "symbol" else (0 * line, line.mT @ line)
+        z = EllipsoidalZonotope(z0, G, Q, math.inf)
+        step = layernorm_step(norm, z, LIMIT)
+        x = z0[0] + torch.linspace(-1, 1, 2001).double()[:, None, None] * line[0, 0]
+        linear = step.jacobian((x - z0[0]).transpose(0, 1)[None])[0].transpose(0, 1)
+        error = norm(x) - step.centre[0] - linear
+        for w in (torch.tensor([1.0, 0.0]), torch.tensor([-1.0, 0.5]), torch.tensor([0.3, -2.0])):
+            w = w.double()
+            assert float((error @ w).abs().max()) <= float(support(step.error_gram, w.expand(1, 1, 1, 2))) + 1e-9
+            before, loss = step.pull(w.expand(1, 1, 1, 2), LIMIT)
+            fall = ((x - z0[0]) * before[0, 0]).sum((1, 2)) - ((norm(x) - step.centre[0]) * w).sum((1, 2))
+            assert float(fall.max()) <= float(loss) + 1e-9
+
+
+@pytest.mark.parametrize("reach", [0.02, 0.1, 0.3])
+def test_layernorm_product_beside_the_line_of_e_rho(reach):
+    """One symbol along z0 + u, u orthogonal to z0: along u only the product and the third-order part are left."""
+    norm = LayerNorm(torch.ones(3).double(), torch.zeros(3).double(), 1e-5)
+    z0, u = torch.tensor([1.0, -1.0, 0.0]).double(), torch.tensor([1.0, 1.0, -2.0]).double()
+    z = EllipsoidalZonotope(
+        z0[None, None], reach * (z0 + u)[None, None, None], torch.zeros(1, 1, 3, 3).double(), math.inf
+    )
+    step = layernorm_step(norm, z, LIMIT)
+    assert float(step.bend.abs().max()) > 0
+    x = z0 + torch.linspace(-1, 1, 2001).double()[:, None] * reach * (z0 + u)
+    for w in (u, -u):
+        linear = step.jacobian((x - z0)[None, None])[0, 0]
+        error = (norm(x) - step.centre[0, 0] - linear) @ w
+        assert float(error.abs().max()) <= float(support(step.error_gram, w.expand(1, 1, 1, 3))) + 1e-12
+        before, loss = step.pull(w.expand(1, 1, 1, 3), LIMIT)
+        fall = (x - z0) @ before[0, 0, 0] - (norm(x) - step.centre[0, 0]) @ w
+        assert float(fall.max()) <= float(loss) + 1e-12
+
+
 @pytest.mark.parametrize("c", [[0.0, 0.0, 0.0, 0.0], [1e-7, -1e-7, 0.0, 0.0], [3.0, 3.0, 3.0, 3.0 + 1e-9]])
 @pytest.mark.parametrize("radius", [1e-3, 0.1, 10.0])
 def test_constant_tokens_do_not_explode(c, radius):

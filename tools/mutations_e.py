@@ -41,7 +41,6 @@ METHOD_E: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("zeta held still in the slope", E_SOFTMAX, "error = P * (half + half_zeta * (1 + chord) * W)", "error = P * half", ROWS),
     ("zeta held still in the constant", E_SOFTMAX, "common=torch.where(keep, half_zeta * constant, nothing)", "common=nothing", ROWS),
     ("slope without zeta", E_SOFTMAX, "slope = 1 + (1 - half_zeta) * chord - half_zeta", "slope = 1 + (1 - half_zeta) * chord", ROWS),
-    ("constant without zeta", E_SOFTMAX, "(1 - half_zeta) * constant, nothing", "constant, nothing", ROWS),
     ("mean of the products forgotten", E_SOFTMAX, " + (slope - 1).abs() * mean_R", "", ROWS),
     ("products of scores dropped", E_SOFTMAX, "scores = P * (slope.abs() * R_U", "scores = P * (0 * R_U", ROWS),
     ("fall of p by the other keys forgotten", E_SOFTMAX, "2 * half_zeta * torch.exp(-W) - torch.expm1(-W)", "-torch.expm1(-W)", ROWS),
