@@ -16,7 +16,7 @@ from ellipsoidal_containment import (
     random_noise,
 )
 from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, minkowski, sandwich, support, trace
-from zonogpt.model.ir import LayerNorm
+from zonogpt.model.ir import LayerNorm, MlpBlock
 from zonogpt.transforms.ellipsoidal.attention import attention_step, score_products, softmax_cover, value_products
 from zonogpt.transforms.ellipsoidal.attention_errors import (
     error_images,
@@ -464,3 +464,25 @@ def test_row_minkowski_contains_sums():
     joint = row_minkowski(P, A @ A.mT, B @ B.mT)
     w = randn(g, 3, 20, 5)
     assert (support(joint, w) >= (support(A @ A.mT, w) + support(B @ B.mT, w)) * (1 - 1e-9)).all()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_heavy_weight_in_a_direction_that_the_error_hardly_has(seed):
+    """A column of W_1 of size 1e9, orthogonal to all but 1e-9 of LayerNorm's error: w^T Q w rounds to nothing."""
+    g = generator(seed)
+    d, radius = 5, 0.25
+    norm = LayerNorm(torch.ones(d).double(), torch.zeros(d).double(), 1e-5)
+    c, gen = randn(g, d), 0.8 * randn(g, d)
+    z0, D = c - c.mean(), gen - gen.mean()
+    basis = torch.linalg.qr(torch.stack([torch.ones(d).double(), z0, D, *randn(g, d - 3, d)], 1))[0]
+    bent = D - z0 * (z0 @ D) / (d * (1e-5 + z0 @ z0 / d))  # the Jacobian's image, up to a factor
+    a = basis[:, 1:3].T @ bent
+    across = basis[:, 1:3] @ torch.stack([-a[1], a[0]])
+    beside = basis[:, 3:] @ randn(g, d - 3)
+    w = 1e9 * (beside / beside.norm() + 1e-9 * across / across.norm())
+    block = MlpBlock(norm, w[:, None], -(w @ norm(c))[None], 2 * randn(g, 1, d), torch.zeros(d).double())
+    z = EllipsoidalZonotope(c[None, None], radius * gen[None, None, None], torch.zeros(1, 1, d, d).double(), math.inf)
+    _, step = mlp_step(block, z, LIMIT)
+    t = norm(c + torch.linspace(-radius, radius, 401).double()[:, None] * gen) @ w - w @ norm(c)
+    bend = gelu(t) - step.slope[0, 0] * t
+    assert float(bend.max() - bend.min()) <= 2 * float(step.half) + 1e-6

@@ -198,3 +198,22 @@ def test_language_model_claims_are_over_the_vocabulary():
     model = zonogpt.load(language_model())
     spec = zonogpt.embedding_ball(model, [3, 5, 1], [1], 1e-6)
     assert spec.claim.n_rows == 16
+
+
+def test_a_spec_keeps_its_own_copy_of_what_it_was_given(images):
+    """An array that the caller fills again must not change a spec built before."""
+    buffer = IMAGE.double().clone()
+    for norm in (math.inf, 2.0, 1.0):
+        for radius in (0.0, 0.1):
+            spec = zonogpt.image_ball(images, buffer, radius, norm=norm)
+            before = [t.clone() for t in (spec.input.anchor, spec.input.lower, spec.input.upper)]
+            buffer.fill_(0.5)
+            for old, new in zip(before, (spec.input.anchor, spec.input.lower, spec.input.upper), strict=True):
+                assert torch.equal(old, new)
+            buffer.copy_(IMAGE)
+    rows, offset = torch.ones(1, 3).double(), torch.ones(1).double()
+    claim = zonogpt.image_ball(images, IMAGE, 0.1).with_claim(rows, offset).claim
+    rows.zero_()
+    offset.zero_()
+    assert float(claim.rows.sum()) == 3.0
+    assert float(claim.offset) == 1.0

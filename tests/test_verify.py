@@ -199,8 +199,10 @@ def test_float32_takes_an_allowance_off_and_says_so(model):
     assert (result.margins < exact).all()
     assert "float32" in result.reason
     wide = map_tensors(model, lambda t: t.double())
-    assert 0 < rounding_allowance(wide, spec, torch.float32) < 1e-3
-    assert 0 < rounding_allowance(wide, spec, torch.float64) < 1e-12
+    for dtype, limit in ((torch.float32, 1e-3), (torch.float64, 1e-12)):
+        allowance = rounding_allowance(wide, spec, dtype)
+        assert allowance.shape == (spec.claim.n_rows,)
+        assert ((allowance > 0) & (allowance < limit)).all()
 
 
 def test_autocast_does_not_reach_the_bounds(model):
@@ -259,3 +261,15 @@ def test_tf32_setting_is_left_as_it_was(model):
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+def test_rounding_allowance_grows_with_the_claim(model):
+    """Rows of size 1e5 amplify what float32 rounds; the margins must give way by as much."""
+    spec = zonogpt.image_ball(model, IMAGE, 1e-6)
+    rows = torch.zeros(1, 3)
+    rows[0, spec.label], rows[0, (spec.label + 1) % 3] = 1.0, -1.0
+    exact = map_tensors(model, lambda t: t.double())
+    small, large = (rounding_allowance(exact, spec.with_claim(k * rows, [0.0]), torch.float32) for k in (1.0, 1e5))
+    assert float(large) >= 1e4 * float(small)
+    offset = rounding_allowance(exact, spec.with_claim(rows, [1e6]), torch.float32)
+    assert float(offset) >= 1e6 * 2**-24

@@ -246,17 +246,19 @@ def breaks_claim(exact: Model, spec: Spec, raw: Tensor) -> bool:
     return not bool((spec.claim.margins(output) > 0).all()) and bool(output.isfinite().all())
 
 
-def rounding_allowance(exact: Model, spec: Spec, dtype: torch.dtype) -> float:
-    """What is taken off every margin for rounding: an estimate, not a bound. `exact` is the model in float64.
+def rounding_allowance(exact: Model, spec: Spec, dtype: torch.dtype) -> Tensor:
+    """(K,): what is taken off every margin for rounding: an estimate, not a bound. `exact` is the model in float64.
 
-    Eight times what `dtype` does to the outputs at the unperturbed input, seen against float64, plus 64 of its units.
+    Eight times what `dtype` does to the margins at the unperturbed input, seen against float64, plus 64 of its units.
     """
     x = spec.input.embed(spec.input.anchor)
     output = exact.forward(x)
     rounded = _converted(exact, exact.device, dtype).forward(x.to(dtype)).double()
-    seen = float((output - rounded).abs().max())
-    allowance = 8 * seen + 64 * torch.finfo(dtype).eps * float(output.abs().max())
-    return allowance if math.isfinite(allowance) else math.inf  # NaN: nothing is certified
+    seen = (output - rounded).abs().max() / output.abs().max().clamp(min=torch.finfo(dtype).tiny)
+    allowance = (8 * seen + 64 * torch.finfo(dtype).eps) * spec.claim.magnitude(output)
+    # At least what the largest output rounds to: a row may look at small ones. NaN: nothing is certified.
+    floor = 8 * (output - rounded).abs().max() + 64 * torch.finfo(dtype).eps * output.abs().max()
+    return torch.maximum(allowance, floor).nan_to_num(nan=math.inf).cpu()
 
 
 def check_match(model: Model, spec: Spec) -> None:

@@ -38,8 +38,21 @@ def trace(Q: Tensor) -> Tensor:
 
 
 def support(Q: Tensor, w: Tensor) -> Tensor:
-    """sqrt(w^T Q w) for Q (..., d, d) and directions w (..., k, d): (..., k)."""
-    return ((w @ Q) * w).sum(-1).clamp(min=0).sqrt()
+    """An upper bound of sqrt(w^T Q w) for Q (..., d, d) and directions w (..., k, d): (..., k).
+
+    In a direction that Q nearly does not have, w^T Q w may round to zero or below: `rounding` is added under the root.
+    """
+    square = ((w @ Q) * w).sum(-1).clamp(min=0)
+    return (square + rounding(Q)[..., None] * w.square().sum(-1)).sqrt()
+
+
+def rounding(Q: Tensor) -> Tensor:
+    """(...): by how much w^T Q w, for |w| = 1, or an entry of A^T Q A, for columns of length 1, can be off.
+
+    A product of inner length d errs by at most gamma_d |A||B| with gamma_d = d u / (1 - d u), u = eps / 2, and
+    |Q_ab| <= sqrt(Q_aa Q_bb) makes |w|^T |Q| |w| <= |w|^2 trace(Q). Two such products and some sums: 4 (d + 8) u.
+    """
+    return 2 * (Q.shape[-1] + 8) * torch.finfo(Q.dtype).eps * trace(Q)
 
 
 def coordinate_radius(Q: Tensor) -> Tensor:
@@ -48,8 +61,19 @@ def coordinate_radius(Q: Tensor) -> Tensor:
 
 
 def sandwich(Q: Tensor, A: Tensor) -> Tensor:
-    """The image A^T Q A under y -> y @ A (rows times matrix, as everywhere in this package)."""
-    return A.mT @ (Q @ A)
+    """A^T Q A, the image under y -> y @ A (rows times matrix, as everywhere in this package), and its rounding."""
+    out = A.mT @ (Q @ A)
+    out.diagonal(dim1=-2, dim2=-1).add_(image_rounding(Q, A.square().sum((-1, -2)))[..., None])
+    return out
+
+
+def image_rounding(Q: Tensor, size: Tensor) -> Tensor:
+    """(...): by how much w^T (A^T Q A) w, for |w| = 1, can be off; `size` is |A|_F^2.
+
+    Only in float64: in float32 this worst case would swamp every Gram at GPT-2's width, and what float32 rounds is
+    estimated anyway (`verify` says so).
+    """
+    return rounding(Q) * size * (1.0 if Q.dtype == torch.float64 else 0.0)
 
 
 def minkowski(*grams: Tensor) -> Tensor:
@@ -98,13 +122,7 @@ def lambda_max(Q: Tensor, squarings: int = 4) -> Tensor:
 
 
 def rounded_out(Q: Tensor) -> Tensor:
-    """Q plus more of the identity than forming it and taking w^T Q w can have rounded away.
-
-    A product of inner length d errs by at most gamma_d |A||B|, and |Q_ab| <= sqrt(Q_aa Q_bb), so w^T Q w errs by
-    less than 4 (d + 8) u |w|^2 trace(Q), u = eps / 2. The absolute term stands for entries that underflowed.
-    """
-    d, info = Q.shape[-1], torch.finfo(Q.dtype)
-    slack = 2 * (d + 8) * info.eps * trace(Q) + 64 * info.tiny
+    """Q plus more of the identity than forming it can have rounded away, and than can have underflowed."""
     out = Q.clone()
-    out.diagonal(dim1=-2, dim2=-1).add_(slack[..., None])
+    out.diagonal(dim1=-2, dim2=-1).add_((rounding(Q) + 64 * torch.finfo(Q.dtype).tiny)[..., None])
     return out

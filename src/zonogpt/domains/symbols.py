@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from zonogpt.domains.ellipsoidal import lambda_max, trace, weights
+from zonogpt.domains.ellipsoidal import lambda_max, rounded_out, trace, weights
 
 
 def dual_norm(values: Tensor, p: float, dim: int) -> Tensor:
@@ -56,9 +56,9 @@ class SymbolSums:
         assert self._gram is not None
         assert self._lengths is not None
         if self.p == math.inf:
-            return self._lengths[..., None, None] * self._gram
+            return rounded_out(self._lengths[..., None, None] * self._gram)
         if self.p == 2:
-            return self._gram
+            return rounded_out(self._gram)
         # The l_1 ball lies in the l_2 ball, and in the hull of the T_j: the smaller of the Gram and a round ball.
         k = self._gram.shape[-1]
         ball = self._lengths.square()[..., None, None] * torch.eye(k, dtype=self._gram.dtype, device=self._gram.device)

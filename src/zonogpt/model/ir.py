@@ -204,7 +204,7 @@ def as_image(model: Model, image: object) -> Tensor:
         raise SpecError(
             f"pixels must lie in [0, 1]; this image spans [{float(tensor.min()):g}, {float(tensor.max()):g}]"
         )
-    return tensor.to(device=model.device, dtype=torch.float64)
+    return tensor.to(device=model.device, dtype=torch.float64, copy=True)  # the caller may use the array again
 
 
 def as_ids(model: Model, ids: object) -> Tensor:

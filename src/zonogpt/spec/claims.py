@@ -19,6 +19,9 @@ class Claim(Protocol):
     def margins(self, output: Tensor) -> Tensor:
         """(..., outputs) -> (..., K): the value of each row; the claim holds where all are positive."""
 
+    def magnitude(self, output: Tensor) -> Tensor:
+        """(..., outputs) -> (..., K): the sizes of what each row adds up, for its rounding."""
+
     def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """The rows as functionals of the pooled vector: (K, d) and (K,), for a head `pooled @ weight + bias`."""
 
@@ -43,6 +46,9 @@ class MarginClaim:
     def margins(self, output: Tensor) -> Tensor:
         return output[..., self.label, None] - output[..., self.rivals()]
 
+    def magnitude(self, output: Tensor) -> Tensor:
+        return output[..., self.label, None].abs() + output[..., self.rivals()].abs()
+
     def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         offset = weight.new_zeros(self.n_outputs) if bias is None else bias
         return self.margins(weight).T, self.margins(offset)
@@ -59,6 +65,9 @@ class LinearClaim:
 
     def margins(self, output: Tensor) -> Tensor:
         return output @ self.rows.T + self.offset
+
+    def magnitude(self, output: Tensor) -> Tensor:
+        return output.abs() @ self.rows.abs().T + self.offset.abs()
 
     def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         return self.rows @ weight.T, self.offset if bias is None else self.offset + self.rows @ bias
@@ -88,4 +97,4 @@ def linear_claim(rows: object, offset: object, n_outputs: int) -> LinearClaim:
         )
     if not bool(torch.isfinite(C).all() and torch.isfinite(o).all()):
         raise SpecError("a linear claim must be finite")
-    return LinearClaim(C, o)
+    return LinearClaim(C.clone(), o.clone())  # the caller may use the arrays again

@@ -65,7 +65,7 @@ class AttentionStep:
         size = along.abs()
         softmax = (s.error[:, None] * size).sum((-1, -2, -3)) + (s.common[:, None] * along).sum(-1).abs().sum((-1, -2))
         scores = (s.scores[:, None] * size).sum((-1, -2, -3))
-        apart = torch.einsum("bkhie,bhnef,bkhif->bkhin", w, self.value_gram, w).clamp(min=0).sqrt()
+        apart = support(self.value_gram[:, None, :, None], w[:, :, :, :, None, None, :]).squeeze(-1)  # (B, K, H, I, n)
         apart = (s.total[:, None, ..., first:] * apart).sum(-1)
         together = support(self.product_gram[:, None], w[..., None, :]).squeeze(-1)
         product = torch.minimum(apart, together).sum((-1, -2))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from zonogpt.domains.chunks import chunks
-from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, sandwich, trace, weights
+from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, image_rounding, sandwich, support, trace, weights
 from zonogpt.transforms.ellipsoidal.attention_point import AttentionPoint
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep
 
@@ -34,11 +34,14 @@ def project(point: AttentionPoint, merged: Tensor) -> Projections:
     d, H = merged.shape[-1], point.block.n_heads
     w_q, w_k, _ = point.block.w_qkv.chunk(3, dim=-1)
     w_kv = point.block.w_qkv[:, d:]
-    full = w_kv.mT @ (merged @ w_kv)  # (B, n, 2d, 2d)
+    full = sandwich(merged, w_kv)  # (B, n, 2d, 2d)
     KK, KV, VV = full[..., :d, :d], full[..., :d, d:], full[..., d:, d:]
     to_q = (merged[:, -point.n_queries :] @ w_q).unflatten(-1, (H, -1)).permute(0, 3, 1, 2, 4)  # (B, H, I, d, e)
     wq, wk = (w.unflatten(-1, (H, -1)).permute(1, 2, 0)[:, None] for w in (w_q, w_k))  # (H, 1, e, d)
-    return Projections(KK, KV, VV, wq @ to_q, (wk @ to_q).mT, head_blocks(KK, H), head_blocks(VV, H))
+    QQ = wq @ to_q
+    slack = image_rounding(merged[:, None, -point.n_queries :], wq.square().sum((-1, -2)))  # (B, H, I)
+    QQ.diagonal(dim1=-2, dim2=-1).add_(slack[..., None])
+    return Projections(KK, KV, VV, QQ, (wk @ to_q).mT, head_blocks(KK, H), head_blocks(VV, H))
 
 
 def head_blocks(gram: Tensor, n_heads: int) -> Tensor:
@@ -61,7 +64,9 @@ def error_scores(point: AttentionPoint, pr: Projections) -> ErrorScores:
     P, first, scale = point.P, point.first, point.block.scale
     own, hidden = point.own, point.hidden
     moved_key = torch.zeros_like(P)  # square of the extent of Q_i . K_dot_s / sqrt(e)
-    moved_key[..., first:] = torch.einsum("bhie,bhnef,bhif->bhin", point.Q, pr.KK_heads, point.Q) * scale**2
+    moved_key[..., first:] = (
+        support(pr.KK_heads[:, :, None], point.Q[:, :, :, None, None, :]).squeeze(-1).square() * scale**2
+    )
     moved_key = moved_key.clamp(min=0).masked_fill(hidden, 0.0)
     cross = moved_key.masked_fill(own, 0.0)
     u = cross.sqrt()
@@ -78,6 +83,8 @@ def error_scores(point: AttentionPoint, pr: Projections) -> ErrorScores:
     own_key = (moved_key * own).sum(-1)[..., None, None]
     own_gram = a @ pr.QQ @ a.mT + mixed[..., :, None] * kept[..., None, :] + kept[..., :, None] * mixed[..., None, :]
     own_gram = own_gram + own_key * kept[..., :, None] * kept[..., None, :]
+    parts = 2 * (trace(pr.QQ)[..., None] * a.square().sum(-1) + own_key[..., 0] * kept.square())
+    own_gram.diagonal(dim1=-2, dim2=-1).add_(2 * (a.shape[-1] + 8) * torch.finfo(a.dtype).eps * parts)
     radius = others + own_gram.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
     gram = row_minkowski(P, own_gram, cross_gram).masked_fill(hidden[..., None, :] | hidden[..., :, None], 0.0)
     return ErrorScores(radius.masked_fill(hidden, 0.0), gram, moved_key[..., first:].sqrt())
@@ -161,7 +168,10 @@ def _crossed(
     left = P.permute(0, 2, 3, 1)[:, None, ..., None] * x + 0.5 * torch.einsum("bghin,bhine->bginhe", y, b)
     left = (left * inverse[:, None, ..., None, None]).flatten(-2)  # (B, G, i, n, d)
     bent = (left.mT @ b).permute(0, 2, 3, 1, 4).flatten(-2)  # (B, i, d, d)
-    return inner + bent + bent.mT, t.sum(-1)
+    inner = inner + bent + bent.mT
+    parts = (size.square().sum(1) * inverse).sum(-1)  # the summands' sizes: they may cancel, their rounding does not
+    inner.diagonal(dim1=-2, dim2=-1).add_((8 * (e * H + 8) * torch.finfo(b.dtype).eps * parts)[..., None])
+    return inner, t.sum(-1)
 
 
 def _own_map(point: AttentionPoint, score_values: Tensor) -> Tensor:

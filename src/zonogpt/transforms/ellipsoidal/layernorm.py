@@ -20,7 +20,15 @@ import torch
 from torch import Tensor
 
 from zonogpt.domains.chunks import chunks
-from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, lambda_max, minkowski, support, trace
+from zonogpt.domains.ellipsoidal import (
+    EllipsoidalZonotope,
+    image_rounding,
+    lambda_max,
+    minkowski,
+    rounded_out,
+    support,
+    trace,
+)
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.symbols import SymbolSums, dual_norm
 from zonogpt.model.ir import LayerNorm
@@ -52,8 +60,11 @@ class LayerNormStep:
         return self.norm.gamma * self._normalised(v)
 
     def jacobian_gram(self, Q: Tensor) -> Tensor:
-        """J Q J^T, (B, n, d, d)."""
-        return self.jacobian(self.jacobian(Q).mT)
+        """J Q J^T and its rounding, (B, n, d, d)."""
+        out = self.jacobian(self.jacobian(Q).mT)
+        size = self.norm.gamma.square().sum() * self.sloped / self.a0  # at least |J|_F^2
+        out.diagonal(dim1=-2, dim2=-1).add_(image_rounding(Q, size)[..., None])
+        return out
 
     def with_skip(self, A: Tensor) -> Tensor:
         """The matrix (B, n, d, d) of v -> v + (J v) @ A, for A (B, n, d, d)."""
@@ -101,8 +112,8 @@ class LayerNormStep:
         d = w.shape[-1]
         k = (a0.rsqrt() / (d * a0))[..., None]
         g = z0[..., None, :]
-        of_w = _Form(w @ self.z.G[:, tokens].mT, ((w @ Q) * w).sum(-1), self.z.p)
-        of_g = _Form(g @ self.z.G[:, tokens].mT, ((g @ Q) * g).sum(-1), self.z.p)
+        of_w = _Form(w @ self.z.G[:, tokens].mT, support(Q, w).square(), self.z.p)
+        of_g = _Form(g @ self.z.G[:, tokens].mT, support(Q, g).square(), self.z.p)
         cross = ((w @ Q) * g).sum(-1)
         along = (w * g).sum(-1)
         # (g . D)(w . D) = 1/4 ((s g + w/s) . D)^2 - 1/4 ((s g - w/s) . D)^2 for any s.
@@ -183,7 +194,7 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope, limit: int) -> Layer
         delta=delta,
         bend=bend,
         ball=ball,
-        error_gram=gamma[:, None] * error * gamma,
+        error_gram=rounded_out(gamma[:, None] * error * gamma),
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from zonogpt.domains.chunks import chunks
-from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, box_cover, minkowski, rounded_out, sandwich
+from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, box_cover, minkowski, rounded_out, sandwich, support
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.symbols import SymbolSums
 from zonogpt.model.ir import MlpBlock
@@ -50,8 +50,7 @@ def mlp_step(block: MlpBlock, z: EllipsoidalZonotope, limit: int) -> tuple[Ellip
     spread = SymbolSums(z.p, with_cover=False)
     for part in chunks(z.m, (2 * centre.numel() + 2 * z.c.numel()) * z.c.element_size(), limit):
         spread.add(norm.jacobian(z.G[:, :, part]) @ block.w_1)
-    ellipsoid = ((merged @ block.w_1) * block.w_1).sum(-2).clamp(min=0).sqrt()
-    radius = spread.radius + ellipsoid
+    radius = spread.radius + support(merged, block.w_1.T)
     require_finite("GELU input", centre, radius)
     slope, mid, half = _affine_gelu(centre - radius, centre + radius)
 
