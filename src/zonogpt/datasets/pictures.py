@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from zonogpt.errors import SpecError
@@ -27,6 +26,8 @@ def read_image(file: Path) -> Tensor:
             return torch.from_numpy(array.astype(np.float64 if array.dtype.kind == "f" else np.int64))
         except (ValueError, OSError, EOFError, TypeError) as error:
             raise SpecError(f"{file} is not a readable .npy array of numbers: {error}") from error
+    from PIL import Image, UnidentifiedImageError  # only pictures need it
+
     try:
         with Image.open(file) as picture:
             if picture.mode not in READABLE_MODES:
