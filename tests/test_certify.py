@@ -279,7 +279,11 @@ def test_the_command(mnist, tmp_path):
 
 def stopped(command, rows, wanted, how):
     """Runs a command, stops it by a signal once the file has this many lines: (exit code, output, what it said)."""
-    run = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    # A job that was started in the background ignores Ctrl-C, and so would its children.
+    run = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     deadline = time.monotonic() + 60
     while not (rows.exists() and rows.read_bytes().count(b"\n") >= wanted) and time.monotonic() < deadline:
         time.sleep(0.02)
