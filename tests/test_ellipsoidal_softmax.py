@@ -76,15 +76,16 @@ def movements(log_P, F, R_U, seed):
 
 @pytest.mark.parametrize("heavy", [0.0, 4.0, 12.0])
 @pytest.mark.parametrize("width", [1e-4, 0.1, 0.4, 0.7, 1.5, 4.0])
-@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize(("rank", "products"), [(1, 0.0), (1, 1.0), (3, 1.0)])
 @pytest.mark.parametrize("seed", range(3))
-def test_contract_of_the_step(seed, rank, width, heavy):
+def test_contract_of_the_step(seed, rank, products, width, heavy):
     log_P, F, R_U = case(seed, 2 + 2 * seed, width, heavy, rank)
+    R_U = products * R_U
     P = log_P.exp()[0, 0, 0]
     step = softmax_step(log_P, F.norm(dim=-1), R_U, F @ F.mT, torch.ones_like(log_P))
-    linear, products = movements(log_P, F, R_U, seed)
-    mean = (products @ P)[:, None]
-    delta = linear + products - mean
+    linear, moved = movements(log_P, F, R_U, seed)
+    mean = (moved @ P)[:, None]
+    delta = linear + moved - mean
     Z = (P * delta.exp()).sum(-1, keepdim=True)
     zeta, p = 1 - 1 / Z, P * delta.exp() / Z
     rest = R_U + (P * R_U).sum()

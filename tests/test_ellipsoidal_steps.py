@@ -16,6 +16,7 @@ from ellipsoidal_containment import (
     random_noise,
 )
 from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, minkowski, sandwich, support, trace
+from zonogpt.domains.finite import NonFiniteBoundError
 from zonogpt.model.ir import LayerNorm, MlpBlock
 from zonogpt.transforms.ellipsoidal.attention import attention_step, score_products, softmax_cover, value_products
 from zonogpt.transforms.ellipsoidal.attention_errors import (
@@ -486,3 +487,60 @@ def test_a_heavy_weight_in_a_direction_that_the_error_hardly_has(seed):
     t = norm(c + torch.linspace(-radius, radius, 401).double()[:, None] * gen) @ w - w @ norm(c)
     bend = gelu(t) - step.slope[0, 0] * t
     assert float(bend.max() - bend.min()) <= 2 * float(step.half) + 1e-6
+
+
+def test_every_part_of_softmax_enters_the_output_set():
+    """No input error: behind W_o the new ellipsoid holds softmax's part and the products' part, head by head, added."""
+    block, before, z, _, pt = attention_case(6, (0.3, 0.0), d=4, heads=2)
+    out, step = attention_step(block, z, before, 4, LIMIT)
+    w = randn(generator(1), 30, 4)
+    by_head = (w @ block.w_o.T).unflatten(-1, (2, 2)).transpose(0, 1)  # (H, 30, e)
+    cover = softmax_cover(step.softmax, pt.values())
+    for part in (cover, step.product_gram):
+        assert float(trace(part)[..., 1:].min()) > 0
+    for i in range(4):
+        apart = sum(support(part[0, h, i], by_head[h]) for part in (cover, step.product_gram) for h in range(2))
+        assert (support(out.Q[0, i], w) >= apart * (1 - 1e-9)).all()
+    moved = (step.softmax.shift[..., None] * pt.values()).sum(-2)
+    assert float(moved.abs().max()) > 1e-6
+    torch.testing.assert_close(out.c - z.c - block.b_o, block.join_heads(pt.O + moved) @ block.w_o)
+
+
+def test_adjoint_takes_the_support_of_every_part_of_softmax():
+    """The set is sum_j (xi common_j + xi_j (error_j + scores_j)) v'_j; each part alone, against its own support."""
+    block, before, z, _, pt = attention_case(6, (0.3, 0.1), d=4, heads=2)
+    _, step = attention_step(block, z, before, 4, LIMIT)
+    w = randn(generator(2), 1, 3, 4, 4)
+    head = block.split_heads(w @ block.w_o.T)  # (1, K, H, I, e)
+    along = torch.einsum("bkhie,bhije->bkhij", head, pt.values())
+    amount = 0.1 + torch.rand(pt.P.shape, generator=generator(3)).double()
+    nothing = torch.zeros_like(amount)
+    silent = {"error": nothing, "scores": nothing, "common": nothing}
+    for name, ledger in (("error", "softmax"), ("scores", "scores"), ("common", "softmax")):
+        only = dataclasses.replace(step.softmax, **(silent | {name: amount}))
+        losses = dataclasses.replace(step, softmax=only).pull(w, LIMIT)[1]
+        if name == "common":
+            wanted = (amount[:, None] * along).sum(-1).abs().sum((-1, -2))
+        else:
+            wanted = (amount[:, None] * along.abs()).sum((-1, -2, -3))
+        torch.testing.assert_close(losses[ledger], wanted)
+
+
+def test_the_range_of_layernorm_survives_squares_that_overflow():
+    """In float32 lengths of 1.5e19 are finite and their squares are not: the range must not shrink to nothing."""
+    norm = LayerNorm(torch.ones(2), torch.zeros(2), 1e-5)
+    seen = 0
+    for size, reach in ((1.2e19, 1.2e19), (1e18, 1.1e19), (1.0, 1.2e19)):
+        z = EllipsoidalZonotope(
+            torch.tensor([[[size, -size]]]) / math.sqrt(2),
+            reach * torch.tensor([[[[1.0, -1.0]]]]) / math.sqrt(2),
+            torch.zeros(1, 1, 2, 2),
+            math.inf,
+        )
+        try:
+            step = layernorm_step(norm, z, LIMIT)
+        except NonFiniteBoundError:
+            continue
+        seen += 1
+        assert float(step.ball) >= 1.41
+    assert seen

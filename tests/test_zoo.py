@@ -1,12 +1,12 @@
 """The bundled model and digits, and its accuracy on the whole test set where that is at hand."""
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import zonogpt
+from zonogpt.datasets.idx import find, read_idx
 
 ROOT = Path(__file__).parent.parent
 MNIST = ROOT.parent / "shared" / "data" / "mnist"
@@ -25,12 +25,9 @@ def test_samples():
 
 @pytest.mark.skipif(not MNIST.is_dir(), reason="needs the MNIST files beside the repository")
 def test_accuracy_on_the_whole_test_set():
-    sys.path.insert(0, str(ROOT / "tools"))
-    from train_digits import read_idx
-
     hf = zonogpt.GPT2ForImageClassification.from_pretrained(zonogpt.zoo.path("digits"))
-    images = read_idx(MNIST / "t10k-images-idx3-ubyte.gz").float() / 255
-    labels = read_idx(MNIST / "t10k-labels-idx1-ubyte.gz").long()
+    images = torch.tensor(read_idx(find(MNIST, "t10k-images-idx3-ubyte"), 3)).float() / 255
+    labels = torch.tensor(read_idx(find(MNIST, "t10k-labels-idx1-ubyte"), 1)).long()
     with torch.no_grad():
         accuracy = (hf(images).logits.argmax(-1) == labels).double().mean()
     assert float(accuracy) >= 0.965

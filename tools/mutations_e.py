@@ -100,4 +100,5 @@ METHOD_E: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("the largest radius of a batch for none", E_METHOD, "for b in range(len(specs))\n        ]", "for b in [0] * len(specs)\n        ]", WHOLE),
     ("rows that do not go back left at the centre", E_METHOD, "margins = tape.value - torch.cat(", "margins = tape.value - 0 * torch.cat(", WHOLE),
     ("l_2 ball of a smaller radius", INPUTS, "torch.full_like(box.anchor, box.radius * (1 + 2**-50))", "torch.full_like(box.anchor, 0.9 * box.radius)", WHOLE),
+    ("range of LayerNorm by a square that overflows", E_LN, "ball = reach / torch.hypot(floor, reach / math.sqrt(d))", "ball = reach / (norm.tau + reach.square() / d).sqrt()", STEPS),
 ]  # fmt: skip

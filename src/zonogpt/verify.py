@@ -258,7 +258,7 @@ def rounding_allowance(exact: Model, spec: Spec, dtype: torch.dtype) -> Tensor:
     allowance = (8 * seen + 64 * torch.finfo(dtype).eps) * spec.claim.magnitude(output)
     # At least what the largest output rounds to: a row may look at small ones. NaN: nothing is certified.
     floor = 8 * (output - rounded).abs().max() + 64 * torch.finfo(dtype).eps * output.abs().max()
-    return torch.maximum(allowance, floor).nan_to_num(nan=math.inf).cpu()
+    return torch.maximum(allowance, floor).nan_to_num(nan=math.inf, posinf=math.inf).cpu()
 
 
 def check_match(model: Model, spec: Spec) -> None:
@@ -282,7 +282,7 @@ def resolve_device(device: str | torch.device | None, model: Model) -> torch.dev
     try:
         resolved = torch.device(device)
         torch.zeros(1, device=resolved).item()  # something must really be computed there
-    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:  # torch asserts that it has CUDA
         reason = str(error).splitlines()[0][:120]
         raise OptionError(f"device {str(device)!r} cannot be used here: {reason}") from error
     return resolved

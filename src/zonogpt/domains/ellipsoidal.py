@@ -118,7 +118,8 @@ def lambda_max(Q: Tensor, squarings: int = 4) -> Tensor:
         size = trace(power) + floor  # at least 1 / d of the last one's square
         power, log_scale = power / size[..., None, None], 2 * log_scale + size.log()
     log_norm = (torch.linalg.matrix_norm(power) + floor).log() + log_scale
-    return scale * (log_norm / 2.0**squarings).exp().clamp(max=1)
+    outward = 1 + 4 * (Q.shape[-1] + 8) * torch.finfo(Q.dtype).eps  # each squaring rounds, and each root halves that
+    return scale * (log_norm / 2.0**squarings).exp().clamp(max=1) * outward
 
 
 def rounded_out(Q: Tensor) -> Tensor:

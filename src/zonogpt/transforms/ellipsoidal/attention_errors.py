@@ -83,7 +83,9 @@ def error_scores(point: AttentionPoint, pr: Projections) -> ErrorScores:
     own_key = (moved_key * own).sum(-1)[..., None, None]
     own_gram = a @ pr.QQ @ a.mT + mixed[..., :, None] * kept[..., None, :] + kept[..., :, None] * mixed[..., None, :]
     own_gram = own_gram + own_key * kept[..., :, None] * kept[..., None, :]
-    parts = 2 * (trace(pr.QQ)[..., None] * a.square().sum(-1) + own_key[..., 0] * kept.square())
+    # The three parts may cancel; what they round does not.
+    of_key = trace(pr.KK_heads[:, :, -point.n_queries :]) * point.Q.square().sum(-1) * scale**2  # (B, H, I)
+    parts = 2 * (trace(pr.QQ)[..., None] * a.square().sum(-1) + of_key[..., None] * kept.square())
     own_gram.diagonal(dim1=-2, dim2=-1).add_(2 * (a.shape[-1] + 8) * torch.finfo(a.dtype).eps * parts)
     radius = others + own_gram.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
     gram = row_minkowski(P, own_gram, cross_gram).masked_fill(hidden[..., None, :] | hidden[..., :, None], 0.0)
@@ -169,7 +171,10 @@ def _crossed(
     left = (left * inverse[:, None, ..., None, None]).flatten(-2)  # (B, G, i, n, d)
     bent = (left.mT @ b).permute(0, 2, 3, 1, 4).flatten(-2)  # (B, i, d, d)
     inner = inner + bent + bent.mT
-    parts = (size.square().sum(1) * inverse).sum(-1)  # the summands' sizes: they may cancel, their rounding does not
+    # The summands may cancel, key by query and in the sum; what they round does not.
+    of_key = trace(pr.KK_heads).sqrt()[:, :, None] * torch.linalg.vector_norm(Q, dim=-1, keepdim=True)  # (B, H, i, n)
+    summands = P * trace(pr.VV_heads).sqrt()[:, :, None] + torch.linalg.vector_norm(b, dim=-1) * of_key
+    parts = (summands.square().sum(1) * inverse).sum(-1)
     inner.diagonal(dim1=-2, dim2=-1).add_((8 * (e * H + 8) * torch.finfo(b.dtype).eps * parts)[..., None])
     return inner, t.sum(-1)
 

@@ -14,6 +14,7 @@ Derivations: docs/math.md, section "Method E: LayerNorm".
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 import torch
@@ -167,14 +168,15 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope, limit: int) -> Layer
     # -k (z0 . D) D over the ellipsoid of D: half of the product of the two extents, around -k/2 Q_D z0.
     k = a0.rsqrt() / (d * a0)
     bent = (Q_D @ z0[..., None]).squeeze(-1)
-    halved = largest + k / 2 * (bent * z0).sum(-1).clamp(min=0).sqrt()
+    halved = largest + k / 2 * support(Q_D, z0[..., None, :])[..., 0]
     polar = halved < delta
     bend = torch.where(polar[..., None], -0.5 * k[..., None] * bent, torch.zeros_like(bent))
     factor = torch.where(polar, halved, delta)
     taylor = minkowski(line[..., :, None] * line[..., None, :], factor.square()[..., None, None] * Q_D)
     # |xhat|^2 = d (a - tau) / a grows with a, and sqrt(d (a - tau)) <= |z0| + rho.
     reach = norm2.sqrt() + rho
-    ball = reach / (norm.tau + reach.square() / d).sqrt()
+    floor = torch.full_like(reach, math.sqrt(norm.tau))
+    ball = reach / torch.hypot(floor, reach / math.sqrt(d))  # no square that could overflow
     sphere = torch.eye(d, dtype=Q.dtype, device=Q.device) - 1 / d
     # Any slope is sound, zero too: where it leaves the smaller error there is nothing to gain from the Jacobian.
     sloped = trace(taylor) < ball.square() * trace(sphere)  # NaN or inf: not sloped
@@ -210,7 +212,7 @@ def scalar_remainders(
     """(A, B, delta): rho(a) - rho(a0) - rho'(a0) lin is in [-A, B] and |rho(a) - rho(a0)| <= delta, rho(a) = 1/sqrt(a).
 
     a = a0 + lin + quad with lin = 2 z0.Dbar / d and quad = |Dbar|^2 / d, over all Dbar with |z0 . Dbar| <= z0_dot and
-    |Dbar| <= rho. The three are exact over that range of (lin, quad), in forms that do not cancel.
+    |Dbar| <= rho. No Taylor remainder is involved, and the forms do not cancel.
     """
     length = norm2.sqrt()
     r_lin, r_quad = 2 * z0_dot / d, rho.square() / d
