@@ -16,51 +16,17 @@ import time
 from pathlib import Path
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
-from transformers import GPT2Config
+from mnist import Shape, classify, first_correct, read, train
 
 import zonogpt
-from zonogpt.datasets.idx import find, read_idx
 
 RADII = (1e-5, 5e-5, 1e-4, 5e-4, 1e-3)
-SIZES = {"small": (768, 12, 3e-4), "medium": (1024, 16, 2e-4)}  # width, heads, learning rate
-DEPTHS = {"small": (2, 4, 8, 12), "medium": (2, 4, 8, 24)}
-MODELS = [f"{size}-{layers}" for size, depths in DEPTHS.items() for layers in depths]
-EPOCHS, BATCH, N_IMAGES = 3, 256, 4
-
-
-def read(folder: Path, prefix: str, device: torch.device) -> tuple[Tensor, Tensor]:
-    images = torch.from_numpy(read_idx(find(folder, f"{prefix}-images-idx3-ubyte"), 3)).to(device).float() / 255
-    return images, torch.from_numpy(read_idx(find(folder, f"{prefix}-labels-idx1-ubyte"), 1)).to(device).long()
-
-
-def train(name: str, images: Tensor, labels: Tensor) -> zonogpt.GPT2ForImageClassification:
-    size, layers = name.split("-")
-    width, heads, rate = SIZES[size]
-    torch.manual_seed(0)
-    config = GPT2Config(
-        n_embd=width, n_layer=int(layers), n_head=heads, n_positions=28, vocab_size=1, num_labels=10,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    config.image_size, config.patch_size = (28, 28), (1, 28)
-    model = zonogpt.GPT2ForImageClassification(config).to(images.device).train()
-    per_epoch = len(images) // BATCH
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=EPOCHS * per_epoch, pct_start=0.1)
-    g = torch.Generator().manual_seed(0)
-    for _ in range(EPOCHS):
-        order = torch.randperm(len(images), generator=g).to(images.device)
-        for batch in order[: per_epoch * BATCH].view(-1, BATCH):
-            with torch.autocast(images.device.type, torch.bfloat16):
-                logits = model(images[batch]).logits
-            loss = F.cross_entropy(logits.float(), labels[batch])
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-    return model.eval()
+N_IMAGES, EPOCHS = 4, 3
+MODELS = {
+    f"{size}-{layers}": Shape(1, width, layers, width // 64, rate, EPOCHS)
+    for size, width, rate, depths in (("small", 768, 3e-4, (2, 4, 8, 12)), ("medium", 1024, 2e-4, (2, 4, 8, 24)))
+    for layers in depths
+}
 
 
 def main() -> None:
@@ -73,16 +39,14 @@ def main() -> None:
     args = parser.parse_args()
     device = torch.device(args.device)
     training, testing = (read(args.data, prefix, device) for prefix in ("train", "t10k"))
-    order = torch.randperm(len(testing[0]), generator=torch.Generator().manual_seed(0)).tolist()
     rows, proved, seconds = [], 0, 0.0
     for name in args.models.split(","):
         started = time.perf_counter()
-        hf = train(name, *training)
-        with torch.no_grad():
-            guess = torch.cat([hf(part).logits.argmax(-1) for part in testing[0].split(1000)])
+        hf = train(MODELS[name], *training, bfloat16=True)
+        guess = classify(hf, testing[0])
         accuracy = float((guess == testing[1]).float().mean())
         trained = time.perf_counter() - started
-        chosen = [i for i in order if guess[i] == testing[1][i]][:N_IMAGES]
+        chosen = first_correct(guess, testing[1], N_IMAGES)
         model = zonogpt.load(hf)
         specs = [
             zonogpt.image_ball(model, testing[0][i], radius, label=int(testing[1][i]))

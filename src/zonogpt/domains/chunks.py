@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 CHUNK_BYTES = 1 << 26  # 64 MiB per temporary: far below the pool, far above the cost of a Python loop
 
 
@@ -12,3 +14,15 @@ def chunks(count: int, bytes_each: int, limit: int = CHUNK_BYTES) -> Iterator[sl
     step = max(1, limit // max(1, bytes_each))
     for start in range(0, count, step):
         yield slice(start, min(start + step, count))
+
+
+CPU_STREAM_BYTES = 1 << 25
+
+
+def stream_limit(limit: int, device: torch.device) -> int:
+    """For loops that visit each chunk once: on a CPU small chunks, whose memory is used again while it is warm.
+
+    Arrays beyond some 32 MiB are fresh mappings every time, and clearing their pages takes longer than the work. A GPU
+    wants few, large calls.
+    """
+    return min(limit, CPU_STREAM_BYTES) if device.type == "cpu" else limit

@@ -113,10 +113,11 @@ def lambda_max(Q: Tensor, squarings: int = 4) -> Tensor:
     floor = torch.finfo(Q.dtype).tiny
     scale = trace(Q) + floor
     power, log_scale = Q / scale[..., None, None], torch.zeros_like(scale)
-    for _ in range(squarings):
-        power = power @ power
-        size = trace(power) + floor  # at least 1 / d of the last one's square
-        power, log_scale = power / size[..., None, None], 2 * log_scale + size.log()
+    for k in range(squarings):
+        if k > 0:
+            size = trace(power) + floor  # at least 1 / d of the last one's square
+            power, log_scale = power / size[..., None, None], log_scale + size.log()
+        power, log_scale = power @ power, 2 * log_scale
     log_norm = (torch.linalg.matrix_norm(power) + floor).log() + log_scale
     outward = 1 + 4 * (Q.shape[-1] + 8) * torch.finfo(Q.dtype).eps  # each squaring rounds, and each root halves that
     return scale * (log_norm / 2.0**squarings).exp().clamp(max=1) * outward

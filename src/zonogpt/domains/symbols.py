@@ -24,15 +24,16 @@ def dual_norm(values: Tensor, p: float, dim: int) -> Tensor:
 
 
 class SymbolSums:
-    def __init__(self, p: float, with_cover: bool = True) -> None:
-        self.p, self.with_cover = p, with_cover
+    def __init__(self, p: float, with_radius: bool = True, with_cover: bool = True) -> None:
+        self.p, self.with_radius, self.with_cover = p, with_radius, with_cover
         self._coordinates: Tensor | None = None
         self._gram: Tensor | None = None
         self._lengths: Tensor | None = None
 
     def add(self, T: Tensor) -> None:
         """T (..., chunk, k)."""
-        self._coordinates = self._join(self._coordinates, dual_norm(T, self.p, -2))
+        if self.with_radius:
+            self._coordinates = self._join(self._coordinates, dual_norm(T, self.p, -2))
         if not self.with_cover:
             return
         length = torch.linalg.vector_norm(T, dim=-1)  # (..., chunk)

@@ -83,11 +83,13 @@ class EllipsoidalMethod:
             margins, losses = backward(tape)
         except NonFiniteBoundError as error:
             raise NonFiniteBlockError(len(model.blocks) + 1, "head", error.step) from error
-        lost = [where_lost(tape, b) for b in range(len(specs))]
-        return [
-            Bounds(margins[b], Ledger(tuple(LedgerEntry(*where, float(x[b])) for where, x in losses.items())), lost[b])
-            for b in range(len(specs))
+        proved = (margins > 0).all(1).tolist()
+        lost = ["" if proved[b] else where_lost(tape, b) for b in range(len(specs))]
+        widths = torch.stack(list(losses.values()), dim=1).tolist()
+        ledgers = [
+            Ledger(tuple(LedgerEntry(*where, w) for where, w in zip(losses, row, strict=True))) for row in widths
         ]
+        return [Bounds(*parts) for parts in zip(margins, ledgers, lost, strict=True)]
 
 
 def default_budget(device: torch.device) -> int:

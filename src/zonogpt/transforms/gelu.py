@@ -3,7 +3,7 @@
     g(t) = t/2 (1 + tanh h(t)),   h(t) = sqrt(2/pi) (t + 0.044715 t^3)
 
 On [low, high] the chord's slope a is kept and the residual g(t) - a t is enclosed in [mid - half, mid + half]:
-piecewise linear interpolation with the curvature of each of 32 pieces, intersected with g = ReLU - (something in
+piecewise linear interpolation with the curvature of each piece, intersected with g = ReLU - (something in
 [0, e_max]). Derivations: docs/math.md, section "GELU".
 """
 
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -35,29 +37,41 @@ def gelu_slope(t: Tensor) -> Tensor:
 
 
 def curvature_range(t_low: Tensor, t_high: Tensor) -> tuple[Tensor, Tensor]:
-    """Bounds of g'' over [t_low, t_high], elementwise.
-
-    g'' is even, g''(u) = sech(h)^2 (P(u) - N(u)) with P = h' + u h''/2 and N = u tanh(h) h'^2, where sech^2 falls and
-    P and N grow with |u|. So the bracket lies in [P(near) - N(far), P(far) - N(near)] for the nearest and farthest |u|.
-    """
-    near = torch.where((t_low <= 0) & (t_high >= 0), torch.zeros_like(t_low), torch.minimum(t_low.abs(), t_high.abs()))
-    far = torch.maximum(t_low.abs(), t_high.abs())
-    (p_near, n_near, s_near), (p_far, n_far, s_far) = _curvature_parts(near), _curvature_parts(far)
-    low, high = p_near - n_far, p_far - n_near
-    # Outward for either sign: a positive bound is largest with sech^2 at the near end, a negative one with it too.
-    return torch.where(low < 0, low * s_near, low * s_far), torch.where(high > 0, high * s_near, high * s_far)
+    """Bounds of g'' over [t_low, t_high], elementwise."""
+    return _CurvatureParts.at(t_low).range_to(_CurvatureParts.at(t_high))
 
 
-def _curvature_parts(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    h, slope = _h(u), K0 * (1 + 3 * K1 * u.square())
-    half_bend = 3 * K0 * K1 * u.square()  # u h'' / 2
-    return slope + half_bend, u * torch.tanh(h) * slope.square(), _sech2(h)
+@dataclass(frozen=True)
+class _CurvatureParts:
+    """g''(t) = sech(h)^2 (P - N) at |t|, with P = h' + |t| h''/2 and N = |t| tanh(h) h'^2."""
 
+    t: Tensor
+    P: Tensor
+    N: Tensor
+    sech2: Tensor
 
-def _sech2(h: Tensor) -> Tensor:
-    """sech(h)^2 for h >= 0 without the cancellation of 1 - tanh^2."""
-    decay = torch.exp(-2 * h)
-    return 4 * decay / (1 + decay).square()
+    @classmethod
+    def at(cls, t: Tensor) -> _CurvatureParts:
+        u, u2 = t.abs(), t.square()
+        h, slope = K0 * u * (1 + K1 * u2), K0 * (1 + 3 * K1 * u2)
+        decay = torch.exp(-2 * h)  # sech^2 without the cancellation of 1 - tanh^2
+        return cls(t, K0 * (1 + 6 * K1 * u2), u * torch.tanh(h) * slope.square(), 4 * decay / (1 + decay).square())
+
+    def range_to(self, other: _CurvatureParts) -> tuple[Tensor, Tensor]:
+        """Bounds of g'' between the two points.
+
+        g'' is even; sech^2 falls and P and N grow with |t|. So P - N lies in [P(near) - N(far), P(far) - N(near)] for
+        the nearest and farthest |t|.
+        """
+        straddles = self.t * other.t <= 0
+        s_near = torch.maximum(self.sech2, other.sech2).masked_fill(straddles, 1.0)
+        s_far = torch.minimum(self.sech2, other.sech2)
+        p_near = torch.minimum(self.P, other.P).masked_fill(straddles, K0)
+        n_near = torch.minimum(self.N, other.N).masked_fill(straddles, 0.0)
+        low = p_near - torch.maximum(self.N, other.N)
+        high = torch.maximum(self.P, other.P) - n_near
+        # Outward for either sign: a positive bound is largest with sech^2 at the near end, a negative one with it too.
+        return torch.where(low < 0, low * s_near, low * s_far), torch.where(high > 0, high * s_near, high * s_far)
 
 
 @functools.cache
@@ -73,13 +87,16 @@ def relu_gap() -> float:
     return float(torch.maximum(pieces.max(), beyond)) * (1 + 1e-12)
 
 
-def affine_gelu(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(slope, mid, half), elementwise, with |g(t) - slope t - mid| <= half for every t in [low, high]."""
+def affine_gelu(low: Tensor, high: Tensor, pieces: int = N_PIECES) -> tuple[Tensor, Tensor, Tensor]:
+    """(slope, mid, half), elementwise, with |g(t) - slope t - mid| <= half for every t in [low, high].
+
+    Any number of pieces is sound; half is larger than needed by about 1 / pieces^2 of it.
+    """
     width = high - low
     wide = width > 0
     chord = (gelu(high) - gelu(low)) / torch.where(wide, width, torch.ones_like(width))
     slope = torch.where(wide, chord, gelu_slope(low))
-    part_low, part_high = _interpolation_residual(low, high, slope)
+    part_low, part_high = _interpolation_residual(low, high, slope, pieces)
     relu_low, relu_high = _relu_residual(low, high, slope)
     r_low, r_high = torch.maximum(part_low, relu_low), torch.minimum(part_high, relu_high)
     mid, half = (r_low + r_high) / 2, (r_high - r_low) / 2
@@ -88,24 +105,27 @@ def affine_gelu(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return slope, mid, half.clamp(min=0) + 16 * torch.finfo(low.dtype).eps * size
 
 
-def _nodes(low: Tensor, high: Tensor) -> Tensor:
-    """(33, ...): the ends of 32 pieces; neighbours share an end, so they leave no gap."""
-    at = torch.arange(N_PIECES + 1, dtype=low.dtype, device=low.device) / N_PIECES
-    nodes = low + at.reshape(-1, *[1] * low.dim()) * (high - low)
-    nodes[-1] = high
-    return nodes
+def _pieces(low: Tensor, high: Tensor, count: int) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """(left, right, bend_low, bend_high) of each piece; neighbours share an end, so they leave no gap."""
+    left = _CurvatureParts.at(low)
+    for k in range(1, count + 1):
+        right = _CurvatureParts.at(high if k == count else low + k / count * (high - low))
+        yield left.t, right.t, *left.range_to(right)
+        left = right
 
 
-def _interpolation_residual(low: Tensor, high: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-    """Bounds of g(t) - slope t from its values at 33 nodes and the signed curvature between them."""
-    nodes = _nodes(low, high)
-    q = gelu(nodes) - slope * nodes
-    bend_low, bend_high = curvature_range(nodes[:-1], nodes[1:])
-    # A function with second derivative in [l, u] leaves its chord by [-u w^2/8, -l w^2/8].
-    w2 = (nodes[1:] - nodes[:-1]).square() / 8
-    r_low = torch.minimum(q[:-1], q[1:]) - bend_high.clamp(min=0) * w2
-    r_high = torch.maximum(q[:-1], q[1:]) - bend_low.clamp(max=0) * w2
-    return r_low.amin(0), r_high.amax(0)
+def _interpolation_residual(low: Tensor, high: Tensor, slope: Tensor, pieces: int = N_PIECES) -> tuple[Tensor, Tensor]:
+    """Bounds of g(t) - slope t from its values at the pieces' ends and the signed curvature between them."""
+    r_low, r_high = torch.full_like(low, math.inf), torch.full_like(low, -math.inf)
+    q_left = gelu(low) - slope * low
+    for left, right, bend_low, bend_high in _pieces(low, high, pieces):
+        q_right = gelu(right) - slope * right
+        # A function with second derivative in [l, u] leaves its chord by [-u w^2/8, -l w^2/8].
+        w2 = (right - left).square() / 8
+        r_low = torch.minimum(r_low, torch.minimum(q_left, q_right) - bend_high.clamp(min=0) * w2)
+        r_high = torch.maximum(r_high, torch.maximum(q_left, q_right) - bend_low.clamp(max=0) * w2)
+        q_left = q_right
+    return r_low, r_high
 
 
 def _relu_residual(low: Tensor, high: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,6 +138,7 @@ def _relu_residual(low: Tensor, high: Tensor, slope: Tensor) -> tuple[Tensor, Te
 
 def curvature_bound(low: Tensor, high: Tensor) -> Tensor:
     """C_g with |g''(t)| <= C_g for every t in [low, high], elementwise, over 32 pieces."""
-    nodes = _nodes(low, high)
-    bend_low, bend_high = curvature_range(nodes[:-1], nodes[1:])
-    return torch.maximum(bend_low.abs(), bend_high.abs()).amax(0)
+    bound = torch.zeros_like(low)
+    for _, _, bend_low, bend_high in _pieces(low, high, N_PIECES):
+        bound = torch.maximum(bound, torch.maximum(bend_low.abs(), bend_high.abs()))
+    return bound

@@ -7,8 +7,6 @@ units, and hidden-width generators are never held. Derivations: docs/math.md, se
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -16,7 +14,7 @@ from zonogpt.domains.chunks import chunks
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.structured import StructuredZonotope, abs_sum
 from zonogpt.model.ir import MlpBlock
-from zonogpt.transforms.gelu import N_PIECES, affine_gelu, curvature_bound, gelu, gelu_slope
+from zonogpt.transforms.gelu import affine_gelu, curvature_bound, gelu, gelu_slope
 from zonogpt.transforms.layernorm import LayerNormBounds, layernorm_bounds
 from zonogpt.transforms.widths import Widths
 
@@ -30,9 +28,7 @@ def sequential_mlp(block: MlpBlock, z: StructuredZonotope) -> tuple[StructuredZo
     centre = norm.centre @ block.w_1 + block.b_1  # (S, f)
     radius = preactivation_radius(block, norm, z)
     require_finite("GELU input", centre, radius)
-    low, high = centre - radius, centre + radius
-    parts = [affine_gelu(low[part], high[part]) for part in _token_chunks(low)]
-    slope, mid, half = (torch.cat(piece) for piece in zip(*parts, strict=True))
+    slope, mid, half = affine_gelu(centre - radius, centre + radius)
 
     G, L = _carried(block, norm, slope, z)
     E = norm.error_generators()
@@ -63,9 +59,7 @@ def fused_mlp(block: MlpBlock, z: StructuredZonotope) -> tuple[StructuredZonotop
     change = (norm.r_N + norm.R_N) @ block.w_1.abs()  # bounds |W_1 (LN(x) - centre)|
     require_finite("GELU input", centre, change)
     slope = gelu_slope(centre)
-    low, high = centre - change, centre + change
-    curvature = torch.cat([curvature_bound(low[part], high[part]) for part in _token_chunks(low)])
-    bend = 0.5 * curvature * change.square()
+    bend = 0.5 * curvature_bound(centre - change, centre + change) * change.square()
     G, L = _carried(block, norm, slope, z)
     from_norm = torch.stack([(r @ _error_chain(norm, block, a).abs()) for r, a in zip(norm.R_hat, slope, strict=True)])
     from_gelu = bend @ block.w_2.abs()
@@ -84,11 +78,6 @@ def preactivation_radius(block: MlpBlock, norm: LayerNormBounds, z: StructuredZo
         for part in chunks(stack.shape[1], 2 * radius.numel() * radius.element_size()):
             radius = radius + (norm.jacobian(stack[:, part]) @ block.w_1).abs().sum(1)
     return radius
-
-
-def _token_chunks(hidden: Tensor) -> Iterator[slice]:
-    """Slices over the tokens of (S, f): GELU's pieces need some ten copies of 33 nodes each."""
-    return chunks(hidden.shape[0], 10 * (N_PIECES + 1) * hidden.shape[1] * hidden.element_size())
 
 
 def _chain(block: MlpBlock, slope: Tensor) -> Tensor:

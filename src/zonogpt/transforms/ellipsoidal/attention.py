@@ -36,14 +36,18 @@ from zonogpt.transforms.ellipsoidal.attention_errors import (
 )
 from zonogpt.transforms.ellipsoidal.attention_point import (
     AttentionPoint,
+    Tangents,
     TangentSums,
     attention_point,
     branch_images,
     symbol_bytes,
+    tangent_bytes,
     tangents,
 )
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep, layernorm_step
 from zonogpt.transforms.ellipsoidal.softmax import SoftmaxStep, softmax_step
+
+KEPT_CHUNKS = 4  # tangents are kept for their second use if they take no more than this many chunks
 
 
 @dataclass(frozen=True)
@@ -65,10 +69,10 @@ class AttentionStep:
         size = along.abs()
         softmax = (s.error[:, None] * size).sum((-1, -2, -3)) + (s.common[:, None] * along).sum(-1).abs().sum((-1, -2))
         scores = (s.scores[:, None] * size).sum((-1, -2, -3))
-        apart = support(self.value_gram[:, None, :, None], w[:, :, :, :, None, None, :]).squeeze(-1)  # (B, K, H, I, n)
-        apart = (s.total[:, None, ..., first:] * apart).sum(-1)
-        together = support(self.product_gram[:, None], w[..., None, :]).squeeze(-1)
-        product = torch.minimum(apart, together).sum((-1, -2))
+        by_head = w.permute(0, 2, 3, 1, 4)  # (B, H, I, K, e)
+        apart = support(self.value_gram, by_head.flatten(2, 3)[:, :, None]).unflatten(-1, (I, -1))  # (B, H, n, I, K)
+        apart = torch.einsum("bhin,bhnik->bhik", s.total[..., first:], apart)
+        product = torch.minimum(apart, support(self.product_gram, by_head)).sum((1, 2))
 
         P = point.P[:, None]
         sloped = s.slope[:, None] * along
@@ -95,12 +99,16 @@ def attention_step(
     point = attention_point(block, block.norm(still), norm.centre, n_queries)
     pr = project(point, minkowski(norm.jacobian_gram(z.Q), norm.error_gram))
 
+    def moved(part: slice) -> Tangents:
+        return tangents(point, norm.jacobian(z.G[:, :, part]))
+
     parts = list(chunks(z.m, symbol_bytes(point), limit))
-    sums, kept = TangentSums(z.p), None
+    keep = z.m * tangent_bytes(point) <= KEPT_CHUNKS * limit  # or they are computed twice
+    sums, kept = TangentSums(z.p), []
     for part in parts:
-        t = tangents(point, norm.jacobian(z.G[:, :, part]))
+        t = moved(part)
         sums.add(t)
-        kept = t if len(parts) == 1 else None
+        kept.append(t if keep else None)
     errors = error_scores(point, pr)
     score_gram = row_minkowski(point.P, sums.W.cover, errors.gram)
     values = point.values()
@@ -116,9 +124,9 @@ def attention_step(
     score_values = score_values - point.P[..., None, :] @ score_values
 
     G = z.G[:, -n_queries:].clone()
-    for part in parts:
-        t = tangents(point, norm.jacobian(z.G[:, :, part])) if kept is None else kept
-        G[:, :, part] += branch_images(point, t, score_values)
+    for part, images in zip(parts, kept, strict=True):
+        G[:, :, part] += branch_images(point, images or moved(part), score_values)
+    del kept, images
     value_gram = minkowski(sums.V.cover, pr.VV_heads)
     product = value_products(point, s, score_gram, value_gram)
     local = minkowski(softmax_cover(s, values), product)

@@ -19,29 +19,43 @@ from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep
 
 @dataclass(frozen=True)
 class Projections:
-    """`merged` as queries, keys and values see it."""
+    """`merged` as queries, keys and values see it. Keys meet queries only, so no key Gram over all heads is formed."""
 
-    KK: Tensor  # (B, n, d, d), all pairs of heads
-    KV: Tensor
-    VV: Tensor
+    merged: Tensor  # (B, n, d, d)
+    keys: Tensor  # (B, H, I, d): W_k^h Q_i^h, so that Q_i^h . K_dot_s^h = keys_i^h . (change of token s)
+    VV: Tensor  # (B, n, d, d), all pairs of heads
     QQ: Tensor  # (B, H, I, e, e), head by head
-    QK: Tensor  # (B, H, I, e, e): query by key of the same token
     KK_heads: Tensor  # (B, H, n, e, e)
     VV_heads: Tensor
 
 
 def project(point: AttentionPoint, merged: Tensor) -> Projections:
-    d, H = merged.shape[-1], point.block.n_heads
-    w_q, w_k, _ = point.block.w_qkv.chunk(3, dim=-1)
-    w_kv = point.block.w_qkv[:, d:]
-    full = sandwich(merged, w_kv)  # (B, n, 2d, 2d)
-    KK, KV, VV = full[..., :d, :d], full[..., :d, d:], full[..., d:, d:]
-    to_q = (merged[:, -point.n_queries :] @ w_q).unflatten(-1, (H, -1)).permute(0, 3, 1, 2, 4)  # (B, H, I, d, e)
-    wq, wk = (w.unflatten(-1, (H, -1)).permute(1, 2, 0)[:, None] for w in (w_q, w_k))  # (H, 1, e, d)
-    QQ = wq @ to_q
-    slack = image_rounding(merged[:, None, -point.n_queries :], wq.square().sum((-1, -2)))  # (B, H, I)
-    QQ.diagonal(dim1=-2, dim2=-1).add_(slack[..., None])
-    return Projections(KK, KV, VV, QQ, (wk @ to_q).mT, head_blocks(KK, H), head_blocks(VV, H))
+    H = point.block.n_heads
+    w_q, w_k, w_v = point.block.w_qkv.chunk(3, dim=-1)
+    VV = sandwich(merged, w_v)
+    return Projections(
+        merged=merged,
+        keys=point.Q @ by_head(w_k, H).mT,
+        VV=VV,
+        QQ=_head_grams(merged[:, -point.n_queries :], w_q, H),
+        KK_heads=_head_grams(merged, w_k, H),
+        VV_heads=head_blocks(VV, H),
+    )
+
+
+def by_head(w: Tensor, n_heads: int) -> Tensor:
+    """(d, H e) -> (H, d, e)."""
+    return w.unflatten(-1, (n_heads, -1)).transpose(0, 1)
+
+
+def _head_grams(merged: Tensor, w: Tensor, n_heads: int) -> Tensor:
+    """(B, H, n, e, e): W_h^T merged W_h for every head, and its rounding."""
+    wide = (merged @ w).unflatten(-1, (n_heads, -1)).permute(0, 3, 1, 2, 4)  # (B, H, n, d, e)
+    w_heads = by_head(w, n_heads)[:, None]
+    out = w_heads.mT @ wide
+    slack = image_rounding(merged[:, None], w_heads.square().sum((-1, -2)))
+    out.diagonal(dim1=-2, dim2=-1).add_(slack[..., None])
+    return out
 
 
 def head_blocks(gram: Tensor, n_heads: int) -> Tensor:
@@ -64,9 +78,7 @@ def error_scores(point: AttentionPoint, pr: Projections) -> ErrorScores:
     P, first, scale = point.P, point.first, point.block.scale
     own, hidden = point.own, point.hidden
     moved_key = torch.zeros_like(P)  # square of the extent of Q_i . K_dot_s / sqrt(e)
-    moved_key[..., first:] = (
-        support(pr.KK_heads[:, :, None], point.Q[:, :, :, None, None, :]).squeeze(-1).square() * scale**2
-    )
+    moved_key[..., first:] = support(pr.KK_heads, point.Q[:, :, None]).mT.square() * scale**2
     moved_key = moved_key.clamp(min=0).masked_fill(hidden, 0.0)
     cross = moved_key.masked_fill(own, 0.0)
     u = cross.sqrt()
@@ -79,7 +91,9 @@ def error_scores(point: AttentionPoint, pr: Projections) -> ErrorScores:
     # Own token: a_j = (K_j - Kbar) / sqrt(e) meets the query's change, (delta_ij - P_ii) Q_i / sqrt(e) the key's.
     a = (point.K[:, :, None] - (P @ point.K)[:, :, :, None]) * scale  # (B, H, I, S, e)
     kept = own.to(P.dtype) - (P * own).sum(-1, keepdim=True)
-    mixed = (a @ (pr.QK @ point.Q[..., None] * scale)).squeeze(-1)
+    own_merged = pr.merged[:, None, -point.n_queries :]
+    shared = pr.keys[..., None, :] @ own_merged @ by_head(point.block.w_qkv.chunk(3, dim=-1)[0], a.shape[1])[:, None]
+    mixed = (a @ shared.mT * scale).squeeze(-1)
     own_key = (moved_key * own).sum(-1)[..., None, None]
     own_gram = a @ pr.QQ @ a.mT + mixed[..., :, None] * kept[..., None, :] + kept[..., :, None] * mixed[..., None, :]
     own_gram = own_gram + own_key * kept[..., :, None] * kept[..., None, :]
@@ -147,7 +161,7 @@ def _crossed(
 
     Source s moves head h of query i by P_is^h V_dot_s^h + b_is^h (Q_i^h . K_dot_s^h), b = P score_values / sqrt(e).
     Block (h, g) of its Gram is  P^h P^g VV_s^hg + P^h x_hg (b^g)^T + b^h (P^g x_gh)^T + y_hg b^h (b^g)^T  with
-    x_hg = VK_s^hg Q_i^g and y_hg = Q_i^h . KK_s^hg Q_i^g. Memory O(i n H d), time O(i n d^2).
+    x_hg = W_v^h . merged_s keys_i^g and y_hg = keys_i^h . merged_s keys_i^g. Memory O(i n H d), time O(i n H d^2).
     """
     first, H = point.first, point.block.n_heads
     Q, P = point.Q[:, :, queries], point.P[:, :, queries, first:]  # (B, H, i, e), (B, H, i, n)
@@ -164,19 +178,35 @@ def _crossed(
     VV = pr.VV.unflatten(-1, (H, e)).unflatten(-3, (H, e)).permute(0, 2, 4, 1, 3, 5).flatten(-2)  # (B, H, G, n, e e)
     inner = (omega @ VV).unflatten(-1, (e, e)).permute(0, 3, 1, 4, 2, 5).flatten(-2).flatten(-3, -2)  # (B, i, d, d)
 
-    x = torch.einsum("bgif,bngfd->bgind", Q, pr.KV.unflatten(-2, (H, e))).unflatten(-1, (H, e))  # (B, G, i, n, H, e)
-    KK = pr.KK.unflatten(-1, (H, e)).unflatten(-3, (H, e))  # (B, n, H, e, G, e)
-    y = torch.einsum("bhie,bnhegf,bgif->bghin", Q, KK, Q)
+    keys = pr.keys[:, :, queries]  # (B, G, i, d)
+    met = keys.flatten(1, 2)[:, None] @ pr.merged  # (B, n, G i, d)
+    x = (met @ point.block.w_qkv.chunk(3, dim=-1)[2]).unflatten(2, keys.shape[1:3]).permute(0, 2, 3, 1, 4)
+    x = x.unflatten(-1, (H, e))  # (B, G, i, n, H, e)
+    y = torch.einsum("bhid,bngid->bghin", keys, met.unflatten(2, keys.shape[1:3]))
     left = P.permute(0, 2, 3, 1)[:, None, ..., None] * x + 0.5 * torch.einsum("bghin,bhine->bginhe", y, b)
     left = (left * inverse[:, None, ..., None, None]).flatten(-2)  # (B, G, i, n, d)
     bent = (left.mT @ b).permute(0, 2, 3, 1, 4).flatten(-2)  # (B, i, d, d)
     inner = inner + bent + bent.mT
     # The summands may cancel, key by query and in the sum; what they round does not.
-    of_key = trace(pr.KK_heads).sqrt()[:, :, None] * torch.linalg.vector_norm(Q, dim=-1, keepdim=True)  # (B, H, i, n)
-    summands = P * trace(pr.VV_heads).sqrt()[:, :, None] + torch.linalg.vector_norm(b, dim=-1) * of_key
+    of_value, of_key = _sizes(point, pr)
+    summands = P * of_value[:, :, None] + torch.linalg.vector_norm(b, dim=-1) * of_key[:, :, queries]
     parts = (summands.square().sum(1) * inverse).sum(-1)
     inner.diagonal(dim1=-2, dim2=-1).add_((8 * (e * H + 8) * torch.finfo(b.dtype).eps * parts)[..., None])
     return inner, t.sum(-1)
+
+
+def _sizes(point: AttentionPoint, pr: Projections) -> tuple[Tensor, Tensor]:
+    """What V_dot_s (B, H, n) and Q_i . K_dot_s (B, H, I, n) are formed from, in size: rounding is relative to that.
+
+    In float32 only sizes of the results, as in `image_rounding`: the worst case would swamp everything.
+    """
+    if pr.merged.dtype != torch.float64:
+        of_key = trace(pr.KK_heads).sqrt()[:, :, None] * torch.linalg.vector_norm(point.Q, dim=-1, keepdim=True)
+        return trace(pr.VV_heads).sqrt(), of_key
+    w_v = by_head(point.block.w_qkv.chunk(3, dim=-1)[2], point.block.n_heads)
+    token = trace(pr.merged).sqrt()[:, None]  # (B, 1, n)
+    of_key = torch.linalg.vector_norm(pr.keys, dim=-1, keepdim=True) * token[:, :, None]
+    return torch.linalg.matrix_norm(w_v)[:, None] * token, of_key
 
 
 def _own_map(point: AttentionPoint, score_values: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ def tangents(point: AttentionPoint, n_dot: Tensor) -> Tangents:
     """For tangents n_dot (B, n, m, d) of LayerNorm's output."""
     block = point.block
     Q, K, V = (
-        part.unflatten(-1, (block.n_heads, -1)).permute(0, 3, 1, 2, 4)
+        part.unflatten(-1, (block.n_heads, -1)).permute(0, 3, 1, 2, 4).contiguous()
         for part in (n_dot @ block.w_qkv).chunk(3, dim=-1)
     )
     Q = Q[:, :, -point.n_queries :]
@@ -95,7 +95,7 @@ def tangents(point: AttentionPoint, n_dot: Tensor) -> Tangents:
 
 def branch_images(point: AttentionPoint, t: Tangents, score_values: Tensor) -> Tensor:
     """The tangents behind the branch, (B, I, m, d), when a centred score change u adds sum_j P_j u_j score_values_j."""
-    heads = (t.W * point.P[..., None, :]) @ score_values
+    heads = t.W @ (point.P[..., None] * score_values)
     heads += torch.einsum("bhij,bhjme->bhime", point.P[..., point.first :], t.V)
     return heads.permute(0, 2, 3, 1, 4).flatten(-2) @ point.block.w_o
 
@@ -117,3 +117,9 @@ def symbol_bytes(point: AttentionPoint) -> int:
     """Bytes that one symbol needs on its way through the branch."""
     B, H, S, e = point.K.shape
     return point.K.element_size() * B * (10 * S * H * e + 5 * H * point.n_queries * S)
+
+
+def tangent_bytes(point: AttentionPoint) -> int:
+    """Bytes of one symbol's tangents."""
+    B, H, S, e = point.K.shape
+    return point.K.element_size() * B * H * ((2 * (S - point.first) + point.n_queries) * e + point.n_queries * S)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zonogpt.domains.chunks import chunks
+from zonogpt.domains.chunks import chunks, stream_limit
 from zonogpt.domains.ellipsoidal import (
     EllipsoidalZonotope,
     image_rounding,
@@ -58,7 +58,7 @@ class LayerNormStep:
 
     def jacobian(self, v: Tensor) -> Tensor:
         """J v for tangents (B, n, k, d)."""
-        return self.norm.gamma * self._normalised(v)
+        return self._times(self.norm.gamma, v)
 
     def jacobian_gram(self, Q: Tensor) -> Tensor:
         """J Q J^T and its rounding, (B, n, d, d)."""
@@ -70,7 +70,8 @@ class LayerNormStep:
     def with_skip(self, A: Tensor) -> Tensor:
         """The matrix (B, n, d, d) of v -> v + (J v) @ A, for A (B, n, d, d)."""
         through = self._normalised((self.norm.gamma[:, None] * A).mT).mT  # the normalised Jacobian is symmetric
-        return torch.eye(A.shape[-1], dtype=A.dtype, device=A.device) + through
+        through.diagonal(dim1=-2, dim2=-1).add_(1.0)
+        return through
 
     def last(self, count: int) -> LayerNormStep:
         """The step at the last tokens, as far as the Jacobian is concerned."""
@@ -78,10 +79,20 @@ class LayerNormStep:
 
     def _normalised(self, v: Tensor) -> Tensor:
         """J v / gamma, for v (B, n, k, d)."""
-        rho = self.sloped * self.a0.rsqrt()  # (B, n)
-        along = self.z0 * (rho / (v.shape[-1] * self.a0))[..., None]
-        out = (v - v.mean(-1, keepdim=True)) * rho[..., None, None]
-        return out.sub_((v @ self.z0[..., None]) * along[..., None, :])  # z0 is mean-free: v need not be
+        return self._times(torch.ones_like(self.norm.gamma), v)
+
+    def _times(self, gamma: Tensor, v: Tensor) -> Tensor:
+        """gamma (rho (v - mean v) - rho^3 / d (z0 . v) z0), rho = 1 / sqrt(a0), or 0 where not sloped.
+
+        Both corrections are one product of inner length 2: v, the largest array there is, is read few times. z0 is
+        mean-free, so z0 . v needs no centring.
+        """
+        d = v.shape[-1]
+        rho = (self.sloped * self.a0.rsqrt())[..., None]  # (B, n, 1)
+        seen = v @ torch.stack([torch.full_like(self.z0, 1 / d), self.z0], dim=-1)  # (B, n, k, 2)
+        taken = torch.stack([gamma * rho, gamma * self.z0 * rho / (d * self.a0[..., None])], dim=-2)  # (B, n, 2, d)
+        out = (v * (gamma * rho)[..., None, :]).flatten(0, 1)
+        return out.baddbmm_(seen.flatten(0, 1), taken.flatten(0, 1), alpha=-1).unflatten(0, v.shape[:2])
 
     def pull(self, functionals: Tensor, limit: int) -> tuple[Tensor, Tensor]:
         """Functionals of LayerNorm's output (B, K, n, d) as functionals of its input, and the error's part (B, K).
@@ -150,8 +161,8 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope, limit: int) -> Layer
     z0 = z.c - z.c.mean(-1, keepdim=True)
     norm2 = z0.square().sum(-1)
     a0 = norm.tau + norm2 / d
-    along, spread = SymbolSums(z.p, with_cover=False), SymbolSums(z.p)
-    for part in chunks(z.m, 3 * z.c.numel() * z.c.element_size(), limit):
+    along, spread = SymbolSums(z.p, with_cover=False), SymbolSums(z.p, with_radius=False)
+    for part in chunks(z.m, 3 * z.c.numel() * z.c.element_size(), stream_limit(limit, z.c.device)):
         T = z.G[:, :, part] - z.G[:, :, part].mean(-1, keepdim=True)
         along.add(T @ z0[..., None])
         spread.add(T)
