@@ -1,7 +1,8 @@
-"""Method E, written down plainly: float64, one input, loops over tokens and heads, nothing shared with the package.
+"""Method E in its first, plainer and looser form: float64, one input, loops over tokens and heads.
 
-The oracle for `zonogpt.methods.ellipsoidal`: the fast code must give the same margins or better ones. It follows the
-derivations of docs/math.md, section "Method E", with the simplest choice wherever the method leaves one.
+LayerNorm by Taylor remainders, softmax by curvature and drift, one cover per step. It shares the input set and GELU's
+affine bounds with the package and nothing else. The fast code must give the same margins or better ones: this guards
+against loss of precision; soundness has its own tests.
 """
 
 from __future__ import annotations

@@ -349,7 +349,7 @@ GOOD = {"--radius": "1e-3", "--count": "2"}
         ({"--radius": "small"}, "--radius"),
         ({"--count": "0"}, "count"),
         ({"--skip": "20"}, "skipped"),
-        ({"--skip": "-1"}, "skipped"),
+        ({"--skip": "-1"}, "skip"),
         ({"--seed": "-1"}, "seed"),
         ({"--method": "Z"}, "method"),
         ({"--norm": "3"}, "norm"),

@@ -240,7 +240,7 @@ def test_error_scores_bound_what_ellipsoids_do_linearly(seed, case):
     pick = lambda noise: centred(noise).flatten(1)[torch.arange(BATCH), entry]  # noqa: E731
     assert_never_positive(at_norm, lambda noise: pick(noise).abs() - limit, seed)
     assert_in_ellipsoid(centred, errors.gram[0], at_norm, seed)
-    # A single source, and the radius is attained.
+    # What a single source does, exactly.
     KK = head_blocks(sandwich(merged, block.w_qkv.chunk(3, dim=-1)[1]), 2)
     key = (torch.einsum("bhie,bhnef,bhif->bhin", pt.Q, KK, pt.Q)).sqrt() * block.scale
     torch.testing.assert_close(errors.key, key.masked_fill(pt.hidden[..., pt.first :], 0.0))

@@ -273,3 +273,13 @@ def test_rounding_allowance_grows_with_the_claim(model):
     assert float(large) >= 1e4 * float(small)
     offset = rounding_allowance(exact, spec.with_claim(rows, [1e6]), torch.float32)
     assert float(offset) >= 1e6 * 2**-24
+
+
+def test_rounding_allowance_of_float64_is_seen_through_float32(model):
+    """float64 has no wider type to be held against: what float32 does, in smaller units."""
+    spec = zonogpt.image_ball(model, IMAGE, 1e-6)
+    exact = map_tensors(model, lambda t: t.double())
+    narrow, wide = (rounding_allowance(exact, spec, dtype) for dtype in (torch.float32, torch.float64))
+    torch.testing.assert_close(wide, narrow * 2.0**-29)
+    output = exact.forward(spec.input.embed(IMAGE.double()))
+    assert (wide > 64 * torch.finfo(torch.float64).eps * spec.claim.magnitude(output)).all()

@@ -14,6 +14,7 @@ STEPS, ROWS, SETS, WHOLE = (
     ("test_ellipsoidal_domain.py",),
     ("test_method_e.py",),
 )
+ROUNDING = ("test_ellipsoidal_rounding.py",)
 
 METHOD_E: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("e_rho at its far end forgotten", E_LN, "torch.maximum(_above_tangent(x, s), _above_tangent(r_lin / a0, (1 + r_lin / a0).sqrt()))", "_above_tangent(x, s)", STEPS),
@@ -100,5 +101,14 @@ METHOD_E: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("the largest radius of a batch for none", E_METHOD, "for b in range(len(specs))\n        ]", "for b in [0] * len(specs)\n        ]", WHOLE),
     ("rows that do not go back left at the centre", E_METHOD, "margins = tape.value - torch.cat(", "margins = tape.value - 0 * torch.cat(", WHOLE),
     ("l_2 ball of a smaller radius", INPUTS, "torch.full_like(box.anchor, box.radius * (1 + 2**-50))", "torch.full_like(box.anchor, 0.9 * box.radius)", WHOLE),
+    ("rounding of images dropped", ELLIPSOIDS, "return rounding(Q) * size *", "return 0 * rounding(Q) * size *", ROUNDING),
+    ("rounding of eigenvalue bounds dropped", ELLIPSOIDS, "outward = 1 + 4 * (Q.shape[-1] + 8) * torch.finfo(Q.dtype).eps", "outward = 1.0", ROUNDING),
+    ("rounding of the l_1 cover dropped", SYMBOLS, "return rounded_out(torch.where((trace(ball)", "return (torch.where((trace(ball)", ROUNDING),
+    ("rounding of other tokens' scores dropped", E_ERRORS, "slack = 2 * (P.shape", "slack = 0 * (P.shape", ROUNDING),
+    ("rounding of the own token's scores dropped", E_ERRORS, "add_(2 * (a.shape[-1] + 8) * unit * parts)", "add_(0 * parts)", ROUNDING),
+    ("rounding of other tokens' images dropped", E_ERRORS, "(8 * (e * H + 8) * torch.finfo(b.dtype).eps * parts)", "(0 * parts)", ROUNDING),
+    ("rounding relative to what is left of the images", E_ERRORS, "    if not bounded(pr.merged.dtype):\n", "    if True:\n", ROUNDING),
+    ("fewer pieces than GELU is told", "transforms/gelu.py", "for k in range(1, count + 1):", "for k in range(1, count):", ("test_gelu.py",)),
+    ("rounding of float64 taken for nothing", "verify.py", "* (unit / torch.finfo(torch.float32).eps)", "* 0", ("test_verify.py",)),
     ("range of LayerNorm by a square that overflows", E_LN, "ball = reach / torch.hypot(floor, reach / math.sqrt(d))", "ball = reach / (norm.tau + reach.square() / d).sqrt()", STEPS),
 ]  # fmt: skip

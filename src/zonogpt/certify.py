@@ -128,7 +128,9 @@ def _check_options(
         raise OptionError(f"radii must increase, each once; got {', '.join(f'{radius:g}' for radius in radii)}")
     if count is not None and count < 1:
         raise OptionError(f"the count must be at least 1; got {count}")
-    if not 0 <= skip < available:
+    if skip < 0:
+        raise OptionError(f"the number of examples to skip cannot be negative; got {skip}")
+    if skip >= available:
         raise OptionError(f"{skip} examples are to be skipped, but the data set has {available}")
     if not 0 <= seed < 2**32:
         raise OptionError(f"the seed must lie in 0..{2**32 - 1}; got {seed}")

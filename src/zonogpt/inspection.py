@@ -11,7 +11,7 @@ from torch import Tensor
 from zonogpt.errors import OptionError
 from zonogpt.methods.plan import Plan, Sizes, plan_ellipsoidal, plan_structured
 from zonogpt.methods.structured import TABLE, pool_limit
-from zonogpt.model.ir import ImageEmbedding, MlpBlock, Model
+from zonogpt.model.ir import ImageEmbedding, Model
 from zonogpt.verify import check_limits, resolve_dtype
 
 
@@ -47,7 +47,6 @@ def inspect(
     run_dtype = resolve_dtype(dtype)
     check_limits(None, budget_bytes)
     d = model.width
-    hidden = next(block.w_1.shape[1] for block in model.blocks if isinstance(block, MlpBlock))
     if isinstance(model.embedding, ImageEmbedding):
         if tokens is not None or positions is not None:
             raise OptionError("tokens and positions are for text models; an image model's number of tokens is fixed")
@@ -63,7 +62,7 @@ def inspect(
             raise OptionError(f"positions must lie in 1..{S}; got {moving}")
         inputs = moving * d
     limit = pool_limit(S, d, run_dtype, budget_bytes)
-    sizes = Sizes(S, d, model.n_heads, hidden, len(model.blocks), inputs, per_token)
+    sizes = Sizes(S, d, model.n_heads, model.hidden, len(model.blocks), inputs, per_token)
     plans = {"E": plan_ellipsoidal(sizes, run_dtype.itemsize, 1, budget_bytes)}
     plans |= {
         name: plan_structured(
@@ -80,7 +79,7 @@ def inspect(
         n_layers=len(model.blocks) // 2,
         width=d,
         n_heads=model.n_heads,
-        hidden=hidden,
+        hidden=model.hidden,
         n_outputs=model.n_outputs,
         pool=model.head.pool,
         tokens=S,

@@ -22,8 +22,8 @@ class LedgerEntry:
     head, the mean loss over the claim's rows. The step "carried" is what earlier symbols amount to behind the block;
     "reduction" is width that moved from generators into the interval and so lost its symbol, without growing.
 
-    Method E: what the step took from the margin, the mean over the claim's rows. All entries together are the
-    difference between the value at the centre and the certified margin.
+    Method E: what the step took from the margin, the mean over the claim's rows that went back (all, up to 1,024). All
+    entries together are what lies between the value at the centre and the margin before the allowance for rounding.
     """
 
     block: int

@@ -22,6 +22,7 @@ from zonogpt.spec.spec import Spec
 from zonogpt.tensors import moved
 
 HALVINGS = 10  # of the radius, in search of one that holds
+NO_MEMORY = "out of memory; `inspect` predicts the need, a smaller budget lowers it"
 
 OnResult = Callable[[int, Result], None]
 
@@ -49,19 +50,19 @@ def verify(
     which the model itself, run in float64, breaks the claim (so far: the unperturbed input); otherwise "unknown", or
     "timeout" after `timeout` seconds (looked at between blocks).
 
-    The bounds hold for real arithmetic. `dtype` defaults to float64, whose rounding is far below any margin of
-    interest; float32 is faster and needs half the memory, and its rounding is only estimated (`rounding_allowance`).
+    The bounds hold for real arithmetic. `dtype` defaults to float64; float32 is faster and needs half the memory. In
+    either, rounding is estimated and taken off the margins (`rounding_allowance`), not bounded: nothing in float64.
     `budget_bytes`: for the paper's methods the generator pool (default 512 MiB counted in float32), for method E the
     memory of a run (default: no limit for one input; chunks are made smaller to keep it). With `hint`, an "unknown" of
     method E comes with a smaller radius that is certified.
     """
     started = time.perf_counter()
     result = verify_many(model, [spec], method, timeout, device, dtype, budget_bytes, on_block)[0]
-    if not (hint and method == "E" and result.status == "unknown" and spec.radius > 0):
+    if not (hint and method == "E" and result.status == "unknown" and spec.radius > 0) or result.reason == NO_MEMORY:
         return result
     left = math.inf if timeout is None else timeout - (time.perf_counter() - started)
-    smaller = smaller_radius(model, spec, left, device, dtype, budget_bytes)
-    advice = f"; radius {smaller:.3g} is certified" if smaller else ""
+    smaller = smaller_radius(model, spec, left, device, dtype, budget_bytes, on_block)
+    advice = f"; radius {smaller:g} is certified" if smaller else ""
     return dataclasses.replace(result, certified_radius=smaller, reason=result.reason + advice)
 
 
@@ -72,25 +73,33 @@ def smaller_radius(
     device: str | torch.device | None,
     dtype: str | torch.dtype | None,
     budget_bytes: int | None,
+    on_block: OnBlock | None,
 ) -> float | None:
-    """A radius below the spec's that method E certifies: by halving, then one step back up; None if none was found."""
+    """A radius below the spec's that method E certifies: by halving, then one step back up; None if none was found.
+
+    Radii of three digits: what is printed is what was proved.
+    """
     deadline = time.perf_counter() + seconds
-    found, radius = None, spec.radius / 2
+    found, radius = None, three_digits(spec.radius / 2)
     for _ in range(HALVINGS):
         left = deadline - time.perf_counter()
         if left <= 0:
             break
         limit = None if math.isinf(left) else left
-        result = verify_many(model, [spec.shrunk(radius)], "E", limit, device, dtype, budget_bytes)[0]
+        result = verify_many(model, [spec.shrunk(radius)], "E", limit, device, dtype, budget_bytes, on_block)[0]
         if result.status == "verified":
             if found is not None:
                 return radius
-            found, radius = radius, radius * math.sqrt(2)
+            found, radius = radius, three_digits(radius * math.sqrt(2))
         elif found is not None:
             break
         else:
-            radius /= 2
+            radius = three_digits(radius / 2)
     return found
+
+
+def three_digits(x: float) -> float:
+    return float(f"{x:.3g}")
 
 
 def verify_many(
@@ -119,8 +128,8 @@ def verify_many(
     with torch.no_grad(), _full_precision(run_device):
         run = _Run(
             method, METHODS[method], budget_bytes, on_block,
-            exact=_converted(model, model.device, torch.float64),
-            work=_converted(model, run_device, run_dtype),
+            exact=model.converted(model.device, torch.float64),
+            work=model.converted(run_device, run_dtype),
         )  # fmt: skip
         for batch in run.method.batches(run.work, specs, budget_bytes):
             limit = None if timeout is None else timeout * len(batch)
@@ -207,7 +216,7 @@ class _Run:
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
-            failure = "unknown", "out of memory; `inspect` predicts the need, a smaller budget lowers it"
+            failure = "unknown", NO_MEMORY
         if len(specs) == 1 or failure[0] == "timeout":
             return [failure] * len(specs)
         # One spec must not take the others down with it.
@@ -235,11 +244,6 @@ def judge(margins: Tensor) -> tuple[Status, str]:
     )
 
 
-def _converted(model: Model, device: torch.device, dtype: torch.dtype) -> Model:
-    """The model with blocks and head on `device` in `dtype`; the spec holds what is needed of the embedding."""
-    return dataclasses.replace(model, blocks=moved(model.blocks, device, dtype), head=moved(model.head, device, dtype))
-
-
 def breaks_claim(exact: Model, spec: Spec, raw: Tensor) -> bool:
     """Whether the model itself, given in float64, has a margin that is not positive on this raw input."""
     output = exact.forward(spec.input.embed(raw))
@@ -249,16 +253,17 @@ def breaks_claim(exact: Model, spec: Spec, raw: Tensor) -> bool:
 def rounding_allowance(exact: Model, spec: Spec, dtype: torch.dtype) -> Tensor:
     """(K,): what is taken off every margin for rounding: an estimate, not a bound. `exact` is the model in float64.
 
-    Eight times what `dtype` does to the margins at the unperturbed input, seen against float64, plus 64 of its units.
+    Eight times what float32 does to the margins at the unperturbed input, in units of `dtype`, plus 64 of its units.
     """
     x = spec.input.embed(spec.input.anchor)
     output = exact.forward(x)
-    rounded = _converted(exact, exact.device, dtype).forward(x.to(dtype)).double()
-    seen = (output - rounded).abs().max() / output.abs().max().clamp(min=torch.finfo(dtype).tiny)
-    allowance = (8 * seen + 64 * torch.finfo(dtype).eps) * spec.claim.magnitude(output)
+    rounded = exact.converted(exact.device, torch.float32).forward(x.float()).double()
+    unit = torch.finfo(dtype).eps
+    seen = (output - rounded).abs().max() * (unit / torch.finfo(torch.float32).eps)
+    relative = 8 * seen / output.abs().max().clamp(min=torch.finfo(dtype).tiny) + 64 * unit
     # At least what the largest output rounds to: a row may look at small ones. NaN: nothing is certified.
-    floor = 8 * (output - rounded).abs().max() + 64 * torch.finfo(dtype).eps * output.abs().max()
-    return torch.maximum(allowance, floor).nan_to_num(nan=math.inf, posinf=math.inf).cpu()
+    floor = 8 * seen + 64 * unit * output.abs().max()
+    return torch.maximum(relative * spec.claim.magnitude(output), floor).nan_to_num(nan=math.inf, posinf=math.inf).cpu()
 
 
 def check_match(model: Model, spec: Spec) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json as json_format
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +16,7 @@ from zonogpt.accuracy.rows import Row
 from zonogpt.accuracy.table import Line, as_csv
 from zonogpt.certify import Certification
 from zonogpt.certify import certify as run
-from zonogpt.cli.options import check_writable, numbers, size
+from zonogpt.cli.options import BUDGET_HELP, NORM_HELP, check_writable, norm_of, numbers, size
 from zonogpt.cli.progress import progress_bar
 from zonogpt.datasets import open_dataset
 from zonogpt.errors import OptionError
@@ -43,15 +42,15 @@ def certify(
         str | None, typer.Option(help="Tokens of a text that move: last (default), all, random:2, or 1,4.")
     ] = None,
     method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "E",
-    norm: Annotated[float, typer.Option(help="Norm of the ball: inf, 2 or 1.")] = math.inf,
+    norm: Annotated[str, typer.Option(help=NORM_HELP)] = "inf",
     attack: Annotated[bool, typer.Option(help="Search for counterexamples as well.")] = True,
     seed: Annotated[int, typer.Option(help="Of the attack and of random positions.")] = 0,
     timeout: Annotated[float | None, typer.Option(help="Seconds per example and radius.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
     dtype: Annotated[str | None, typer.Option(help="float64 (default) or float32.")] = None,
-    budget: Annotated[str | None, typer.Option(help="Memory of a batch, as 512MiB.")] = None,
+    budget: Annotated[str | None, typer.Option(help=BUDGET_HELP)] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Directory for rows.jsonl, table.csv, certified.png; goes on where it stopped.")
+        Path | None, typer.Option(help="Directory for rows, settings, table and picture; goes on where it stopped.")
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write settings, table and rows to this file.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the first line only.")] = False,
@@ -78,9 +77,9 @@ def certify(
                 bar.update(task, advance=1, description=f"{row.name}, radius {row.radius:g}: {row.status}")
 
             found = run(
-                net, dataset, radii, count=count, skip=skip, norm=norm, method=method, positions=positions or "last",
-                search=attack, seed=seed, timeout=timeout, device=device, dtype=dtype, budget_bytes=budget_bytes,
-                out=out, on_row=show,
+                net, dataset, radii, count=count, skip=skip, norm=norm_of(norm), method=method,
+                positions=positions or "last", search=attack, seed=seed, timeout=timeout, device=device, dtype=dtype,
+                budget_bytes=budget_bytes, out=out, on_row=show,
             )  # fmt: skip
         write(found, model, out, json)
     except KeyboardInterrupt:
@@ -90,7 +89,7 @@ def certify(
     if not quiet:
         Console(highlight=False).print(as_table(found.table))
         if out is not None:
-            print(f"in {out}: rows.jsonl, table.csv, certified.png")
+            print(f"in {out}: rows.jsonl, settings.json, table.csv, certified.png")
 
 
 def how_to_continue(out: Path | None) -> str:

@@ -18,7 +18,7 @@ def demo(
     example: Annotated[
         bool, typer.Option("--example", help="The paper's worked example instead of the digits.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Picture to write. Default: zonogpt-demo.png here.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Picture to write. Default: zonogpt-demo[-example].png.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:
     """Verify the bundled model on its digits, print a table and draw a picture."""

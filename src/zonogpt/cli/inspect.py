@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from zonogpt.cli.options import check_writable, size
+from zonogpt.cli.options import BUDGET_HELP, check_writable, size
 from zonogpt.files import write_whole
 from zonogpt.inspection import Inspection
 from zonogpt.inspection import inspect as run
@@ -26,7 +26,7 @@ def inspect(
     tokens: Annotated[int | None, typer.Option(help="Text length to predict for. Default: all positions.")] = None,
     positions: Annotated[int | None, typer.Option(help="How many tokens move. Default: all.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float64 (default) or float32.")] = None,
-    budget: Annotated[str | None, typer.Option(help="Generator pool, as 512MiB.")] = None,
+    budget: Annotated[str | None, typer.Option(help=BUDGET_HELP)] = None,
     json: Annotated[Path | None, typer.Option(help="Write everything to this file.")] = None,
 ) -> None:
     """Say what a model is, whether it can be verified, and what a run will need, before any run."""
@@ -61,7 +61,7 @@ def show(found: Inspection) -> None:
             name,
             METHODS[name].summary,
             f"{plan.shared:,}",
-            f"{plan.local:,}",
+            "-" if plan.local is None else f"{plan.local:,}",
             gib(plan.peak_bytes + found.weight_bytes + PROCESS_BYTES),
         )
     console.print(table)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from pathlib import Path
 
 from zonogpt.errors import OptionError
 
+BUDGET_HELP = "Memory of a run (E), or generator pool (the others), as 512MiB."
+NORM_HELP = "Norm of the ball: inf, 2 or 1."
 UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -38,6 +41,15 @@ def size(text: str | None) -> int | None:
         return int(float(match[1]) * UNITS[match[2].upper()])
     except OverflowError as error:
         raise OptionError("--budget is larger than any memory") from error
+
+
+def norm_of(text: str) -> float:
+    """ "inf", "2" or "1", also with an l in front."""
+    norms = {"inf": math.inf, "2": 2.0, "1": 1.0}
+    name = text.strip().lower().removeprefix("l").removeprefix("_")
+    if name not in norms:
+        raise OptionError(f"--norm is inf, 2 or 1; got {text!r}")
+    return norms[name]
 
 
 def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:

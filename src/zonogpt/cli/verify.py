@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from zonogpt.cli.options import check_writable, integers, size
+from zonogpt.cli.options import BUDGET_HELP, NORM_HELP, check_writable, integers, norm_of, size
 from zonogpt.cli.progress import progress_bar
 from zonogpt.datasets.pictures import read_image
 from zonogpt.datasets.texts import encode
@@ -35,11 +34,12 @@ def verify(
     words: Annotated[str | None, typer.Option(help="Words of the text that move, as good,film.")] = None,
     label: Annotated[int | None, typer.Option(help="The answer to keep. Default: the model's own.")] = None,
     method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "E",
-    norm: Annotated[float, typer.Option(help="Norm of the ball: inf, 2 or 1.")] = math.inf,
+    norm: Annotated[str, typer.Option(help=NORM_HELP)] = "inf",
     timeout: Annotated[float | None, typer.Option(help="Seconds, looked at between blocks.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
     dtype: Annotated[str | None, typer.Option(help="float64 (default) or float32.")] = None,
-    budget: Annotated[str | None, typer.Option(help="Memory for E, generator pool for the others, as 512MiB.")] = None,
+    budget: Annotated[str | None, typer.Option(help=BUDGET_HELP)] = None,
+    hint: Annotated[bool, typer.Option(help="If unknown (E): look for a smaller radius that is certified.")] = True,
     json: Annotated[Path | None, typer.Option(help="Write the whole result to this file.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the verdict only.")] = False,
 ) -> None:
@@ -50,7 +50,7 @@ def verify(
     check_writable(json)
     budget_bytes = size(budget)
     net = load(model)
-    spec = build_spec(net, model, image, text, ids, positions, words, radius, label, norm)
+    spec = build_spec(net, model, image, text, ids, positions, words, radius, label, norm_of(norm))
     with progress_bar(quiet) as bar:
         task = bar.add_task("embedding", total=len(net.blocks))
 
@@ -59,7 +59,7 @@ def verify(
 
         result = run(
             net, spec, method=method, timeout=timeout, device=device, dtype=dtype,
-            budget_bytes=budget_bytes, on_block=show,
+            budget_bytes=budget_bytes, hint=hint, on_block=show,
         )  # fmt: skip
     if json is not None:
         write_whole(json, result.to_json() + "\n")
@@ -108,11 +108,17 @@ def describe(result: Result) -> str:
         f"{claim}, radius {result.radius:g}, method {result.method}, {result.dtype} on {result.device},"
         f" {result.seconds:.2f} s, peak {result.peak_bytes / 2**20:.0f} MiB",
     ]
-    fresh = [
-        e for e in result.ledger.entries if e.kind not in ("head", "input") and e.step not in ("carried", "reduction")
-    ]
-    if fresh:
-        worst = max(fresh, key=lambda e: e.width)
-        unit = "of the margin" if result.method == "E" else "per feature"
-        lines.append(f"widest new error: {worst.step} of block {worst.block} ({worst.kind}), {worst.width:.3g} {unit}")
+    if result.ledger.entries:
+        lines.append(largest_loss(result))
     return "\n".join(lines)
+
+
+def largest_loss(result: Result) -> str:
+    """Of method E what costs most of the margin; of the others, whose ledger is in widths, the widest new error."""
+    skipped = ("input",) if result.method == "E" else ("input", "head")
+    fresh = [e for e in result.ledger.entries if e.kind not in skipped and e.step not in ("carried", "reduction")]
+    worst = max(fresh, key=lambda e: e.width)
+    place = f"{worst.step} of " + ("the head" if worst.kind == "head" else f"block {worst.block} ({worst.kind})")
+    if result.method == "E":
+        return f"largest loss: {place} takes {worst.width:.3g} off the margins (mean over rivals)"
+    return f"widest new error: {place}, {worst.width:.3g} per feature"

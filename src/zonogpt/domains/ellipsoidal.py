@@ -3,8 +3,9 @@
     x_s = c_s + sum_j G_s,j eps_j + phi_s,     ||eps||_p <= 1 shared by all tokens,     phi_s in the ellipsoid Q_s
 
 p is infinity for a box of inputs, 2 or 1 for balls. The ellipsoid of a Gram matrix Q is { y : w.y <= sqrt(w^T Q w) for
-every w }, so a linear map A sends Q to A Q A^T and no factor of Q is ever needed. Shapes, for a batch of B inputs of
-one model: c (B, n, d), G (B, n, m, d), Q (B, n, d, d). Tokens come first because the heavy products are per token.
+every w }, so a linear map y -> y @ A sends Q to A^T Q A and no factor of Q is ever needed. Shapes, for a batch of B
+inputs of one model: c (B, n, d), G (B, n, m, d), Q (B, n, d, d). Tokens come first because the heavy products are per
+token.
 Derivations: docs/math.md, section "Method E".
 """
 
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+BOUNDED = torch.float64
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,15 @@ def sandwich(Q: Tensor, A: Tensor) -> Tensor:
 def image_rounding(Q: Tensor, size: Tensor) -> Tensor:
     """(...): by how much w^T (A^T Q A) w, for |w| = 1, can be off; `size` is |A|_F^2.
 
-    Only in float64: in float32 this worst case would swamp every Gram at GPT-2's width, and what float32 rounds is
+    Only in BOUNDED: in float32 this worst case would swamp every Gram at GPT-2's width, and what float32 rounds is
     estimated anyway (`verify` says so).
     """
-    return rounding(Q) * size * (1.0 if Q.dtype == torch.float64 else 0.0)
+    return rounding(Q) * size * (1.0 if bounded(Q.dtype) else 0.0)
+
+
+def bounded(dtype: torch.dtype) -> bool:
+    """Whether the rounding of images is bounded in this dtype, whatever cancels."""
+    return dtype == BOUNDED
 
 
 def minkowski(*grams: Tensor) -> Tensor:

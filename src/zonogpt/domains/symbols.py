@@ -63,13 +63,13 @@ class SymbolSums:
         # The l_1 ball lies in the l_2 ball, and in the hull of the T_j: the smaller of the Gram and a round ball.
         k = self._gram.shape[-1]
         ball = self._lengths.square()[..., None, None] * torch.eye(k, dtype=self._gram.dtype, device=self._gram.device)
-        return torch.where((trace(ball) < trace(self._gram))[..., None, None], ball, self._gram)
+        return rounded_out(torch.where((trace(ball) < trace(self._gram))[..., None, None], ball, self._gram))
 
-    def square(self, squarings: int = 4) -> Tensor:
+    def square(self) -> Tensor:
         assert self._lengths is not None
         if self.p == 1:
             return self._lengths.square()
-        return torch.minimum(lambda_max(self.cover, squarings), self.radius.square().sum(-1))
+        return torch.minimum(lambda_max(self.cover), self.radius.square().sum(-1))
 
     def _join(self, old: Tensor | None, new: Tensor) -> Tensor:
         if old is None:

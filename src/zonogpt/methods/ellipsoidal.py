@@ -17,9 +17,10 @@ from torch import Tensor
 from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, coordinate_radius
 from zonogpt.domains.finite import NonFiniteBoundError, require_finite
 from zonogpt.domains.symbols import dual_norm
+from zonogpt.errors import OptionError
 from zonogpt.methods.method import Bounds, NonFiniteBlockError, OnBlock, Progress
-from zonogpt.methods.plan import Sizes, chunk_bytes, plan_ellipsoidal
-from zonogpt.model.ir import AttentionBlock, MlpBlock, Model
+from zonogpt.methods.plan import MOST_KEPT_BYTES, Sizes, chunk_bytes, kept_bytes, plan_ellipsoidal
+from zonogpt.model.ir import AttentionBlock, Model
 from zonogpt.result import Ledger, LedgerEntry
 from zonogpt.spec.inputs import centre_and_noise
 from zonogpt.spec.spec import Spec
@@ -69,8 +70,13 @@ class EllipsoidalMethod:
         budget = default_budget(model.device) if budget_bytes is None else budget_bytes
         out = []
         for group in groups.values():
-            each = plan_ellipsoidal(sizes(model, specs[group[0]]), model.dtype.itemsize, 1, budget).peak_bytes
-            step = max(1, budget // each)
+            size, item = sizes(model, specs[group[0]]), model.dtype.itemsize
+            each = plan_ellipsoidal(size, item, 1, budget).peak_bytes
+            if budget_bytes is not None and each > budget_bytes:
+                raise OptionError(
+                    f"the budget is {budget_bytes / 2**20:,.0f} MiB, but method E needs {each / 2**20:,.0f} MiB here"
+                )
+            step = max(1, min(budget // each, MOST_KEPT_BYTES // kept_bytes(size, item)))
             out += [group[k : k + step] for k in range(0, len(group), step)]
         return out
 
@@ -102,9 +108,8 @@ def default_budget(device: torch.device) -> int:
 
 def sizes(model: Model, spec: Spec) -> Sizes:
     moving = int((spec.input.upper > spec.input.lower).sum()) if spec.input.radius else 1
-    hidden = max((block.w_1.shape[1] for block in model.blocks if isinstance(block, MlpBlock)), default=0)
-    S = spec.input.n_tokens
-    return Sizes(S - first_moving(model, spec), model.width, model.n_heads, hidden, len(model.blocks), moving, 0)
+    n = spec.input.n_tokens - first_moving(model, spec)
+    return Sizes(n, model.width, model.n_heads, model.hidden, len(model.blocks), moving, 0)
 
 
 def first_moving(model: Model, spec: Spec) -> int:
@@ -114,7 +119,7 @@ def first_moving(model: Model, spec: Spec) -> int:
 
 
 def start(model: Model, specs: Sequence[Spec]) -> Start:
-    """The input sets, exactly; one symbol per raw number that moves in any of them."""
+    """The input sets, one symbol per raw number that moves in any of them; exact up to the model's dtype."""
     noises = [centre_and_noise(spec.input) for spec in specs]
     c = torch.stack([spec.input.embed(centre) for spec, (centre, _, _) in zip(specs, noises, strict=True)])
     local = torch.stack(
@@ -155,7 +160,7 @@ def forward(model: Model, specs: Sequence[Spec], limit: int, on_block: OnBlock |
         steps.append(step)
         still = block(still) if still.shape[1] else still
     try:
-        head = layernorm_step(model.head.norm, z, limit)
+        head = layernorm_step(model.head.norm, z, limit).for_the_tape()
     except NonFiniteBoundError as error:
         raise NonFiniteBlockError(blocks + 1, "head", error.step) from error
     bias = None if model.head.bias is None else model.head.bias.double()

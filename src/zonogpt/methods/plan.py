@@ -25,9 +25,9 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Plan:
-    limit: int  # generators a token may keep
+    limit: int | None  # generators a token may keep; None: no such limit
     shared: int
-    local: int  # the largest number kept between blocks
+    local: int | None  # the largest number kept between blocks; None: method E has an ellipsoid instead
     peak_bytes: int  # of the generators and temporaries; the weights come on top
     tape_bytes: int = 0  # method E: the part of it that the backward pass needs, which grows with depth
 
@@ -64,13 +64,13 @@ def plan_structured(
 
 
 SMALLEST_CHUNK, LARGEST_CHUNK = 1 << 24, 1 << 30
+MOST_KEPT_BYTES = 4 * LARGEST_CHUNK  # of a batch's tangents; with more they would be computed twice
 
 
 def plan_ellipsoidal(sizes: Sizes, item: int, batch: int, budget_bytes: int | None) -> Plan:
     """Predicted peak of method E for `batch` inputs, each with `sizes.n_tokens` moving tokens."""
     fixed, tape = _ellipsoidal_bytes(sizes, item, batch)
-    chunk = chunk_bytes(sizes, item, batch, budget_bytes)
-    return Plan(0, sizes.n_inputs, sizes.width, fixed + tape + 2 * chunk, tape)
+    return Plan(None, sizes.n_inputs, None, fixed + tape + chunk_bytes(sizes, item, batch, budget_bytes), tape)
 
 
 def chunk_bytes(sizes: Sizes, item: int, batch: int, budget_bytes: int | None) -> int:
@@ -80,16 +80,22 @@ def chunk_bytes(sizes: Sizes, item: int, batch: int, budget_bytes: int | None) -
     largest = min(LARGEST_CHUNK, max(SMALLEST_CHUNK, everything))
     if budget_bytes is None:
         return largest
-    return min(largest, max(SMALLEST_CHUNK, (budget_bytes - fixed - tape) // 2))
+    return min(largest, max(SMALLEST_CHUNK, budget_bytes - fixed - tape))
+
+
+def kept_bytes(sizes: Sizes, item: int) -> int:
+    """Tangents of queries, keys, values and scores of one input, between their two uses."""
+    return item * sizes.n_inputs * (3 * sizes.n_tokens * sizes.width + sizes.n_heads * sizes.n_tokens**2)
 
 
 def _ellipsoidal_bytes(sizes: Sizes, item: int, batch: int) -> tuple[int, int]:
     """(temporaries of one block that are not chunked, tape)."""
-    n, d, m, H = sizes.n_tokens, sizes.width, sizes.n_inputs, sizes.n_heads
-    state = n * d * (m + d + 1)
-    per_attention = n * d * (d // H) * 2 + 10 * H * n * n + 6 * n * d + n * d * d
-    per_mlp = 2 * n * sizes.hidden + 6 * n * d + n * d * d
-    tape = (sizes.n_blocks + 1) * state + sizes.n_blocks // 2 * (per_attention + per_mlp)
-    grams = n * d * max(16 * d, 3 * sizes.hidden + 4 * d)
-    rows = 6 * H * n**3 + 4 * n * n * d
-    return item * batch * (grams + rows + n * m * d), item * batch * tape
+    n, d, m, H, f = sizes.n_tokens, sizes.width, sizes.n_inputs, sizes.n_heads, sizes.hidden
+    norm = 6 * n * d
+    state = n * d * (m + d + 1) + norm
+    per_attention = 2 * n * d * (d // H) + 10 * H * n * n + 4 * n * d
+    tape = (sizes.n_blocks + 1) * state + sizes.n_blocks // 2 * (per_attention + 2 * n * f)
+    attention = n * d * (8 * d + m) + 6 * H * n**3 + 6 * n * n * d
+    mlp = n * d * (2 * f + 6 * d + m)
+    kept = min(kept_bytes(sizes, item), MOST_KEPT_BYTES // batch) // item
+    return item * batch * max(attention + kept, mlp), item * batch * tape

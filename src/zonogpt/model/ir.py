@@ -9,7 +9,7 @@ orientation, so a layer is `x @ weight + bias`. A model is
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zonogpt.errors import SpecError
+from zonogpt.tensors import moved
 
 
 @dataclass(frozen=True)
@@ -155,12 +156,21 @@ class Model:
         return next((block.n_heads for block in self.blocks if isinstance(block, AttentionBlock)), 1)
 
     @property
+    def hidden(self) -> int:
+        """f, the hidden units of an MLP block; 0 without one."""
+        return max((block.w_1.shape[1] for block in self.blocks if isinstance(block, MlpBlock)), default=0)
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.head.weight.dtype
 
     @property
     def device(self) -> torch.device:
         return self.head.weight.device
+
+    def converted(self, device: torch.device, dtype: torch.dtype) -> Model:
+        """With blocks and head on `device` in `dtype`; the embedding stays: specs hold what is needed of it."""
+        return replace(self, blocks=moved(self.blocks, device, dtype), head=moved(self.head, device, dtype))
 
     def forward(self, x: Tensor) -> Tensor:  # embedded tokens (..., S, d) -> outputs (..., K)
         for block in self.blocks:

@@ -5,7 +5,6 @@ A search proves nothing, but what it finds is real: no certified margin may lie 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from zonogpt.errors import OptionError
-from zonogpt.model.ir import MlpBlock, Model
+from zonogpt.model.ir import Model
 from zonogpt.search.projection import descend, random_starts
 from zonogpt.spec.spec import Spec
 from zonogpt.tensors import moved
@@ -56,9 +55,7 @@ def attack(
     for name, value in (("restarts", restarts), ("steps", steps)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise OptionError(f"an attack needs at least one of its {name}; got {value!r}")
-    net = dataclasses.replace(
-        model, blocks=moved(model.blocks, model.device, dtype), head=moved(model.head, model.device, dtype)
-    )
+    net = model.converted(model.device, dtype)
     search = _Search(net, moved(spec, model.device, torch.float64))
     with torch.no_grad():
         clean = search.visit(search.spec.input.anchor[None])[0]
@@ -106,7 +103,6 @@ class _Search:
 def points_at_once(model: Model, spec: Spec) -> int:
     """How many points fit into MEMORY_BYTES together with what autograd keeps of them."""
     S, d = spec.input.n_tokens, model.width
-    hidden = max((block.w_1.shape[1] for block in model.blocks if isinstance(block, MlpBlock)), default=0)
-    per_block = S * (6 * d + 2 * hidden + 3 * S * model.n_heads)
+    per_block = S * (6 * d + 2 * model.hidden + 3 * S * model.n_heads)
     numbers = len(model.blocks) * per_block + 4 * spec.input.anchor.numel() + 4 * model.n_outputs
     return max(1, MEMORY_BYTES // (numbers * model.dtype.itemsize))

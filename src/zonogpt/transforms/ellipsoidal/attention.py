@@ -135,7 +135,7 @@ def attention_step(
     c = z.c[:, -n_queries:] + block.join_heads(point.O + shift) @ block.w_o + block.b_o
     out = EllipsoidalZonotope(c=c, G=G, Q=rounded_out(Q), p=z.p)
     require_finite("attention output", out.c, out.G, out.Q)
-    return out, AttentionStep(point, norm, s, value_gram, product)
+    return out, AttentionStep(point, norm.for_the_tape(), s, value_gram, product)
 
 
 def score_products(point: AttentionPoint, sums: TangentSums, pr: Projections) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from zonogpt.domains.chunks import chunks
-from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, image_rounding, sandwich, support, trace, weights
+from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, bounded, image_rounding, sandwich, support, trace, weights
 from zonogpt.transforms.ellipsoidal.attention_point import AttentionPoint
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep
 
@@ -79,14 +79,17 @@ def error_scores(point: AttentionPoint, pr: Projections) -> ErrorScores:
     own, hidden = point.own, point.hidden
     moved_key = torch.zeros_like(P)  # square of the extent of Q_i . K_dot_s / sqrt(e)
     moved_key[..., first:] = support(pr.KK_heads, point.Q[:, :, None]).mT.square() * scale**2
-    moved_key = moved_key.clamp(min=0).masked_fill(hidden, 0.0)
+    moved_key = moved_key.masked_fill(hidden, 0.0)
     cross = moved_key.masked_fill(own, 0.0)
     u = cross.sqrt()
     others = (1 - 2 * P) * u + (P * u).sum(-1, keepdim=True)  # (1 - P_j) u_j + sum_{k != j} P_k u_k
     t = weights((P * cross).sqrt(), -1)
     r = cross / t
     spread = (P.square() * r).sum(-1)[..., None, None] - (P * r)[..., :, None] - (P * r)[..., None, :]
-    cross_gram = t.sum(-1)[..., None, None] * (torch.diag_embed(r) + spread)
+    unit = torch.finfo(P.dtype).eps
+    # (1 - P_s)^2 r_s from its three parts: they round relative to r_s.
+    slack = 2 * (P.shape[-1] + 8) * unit * r.sum(-1, keepdim=True)
+    cross_gram = t.sum(-1)[..., None, None] * (torch.diag_embed(r + slack) + spread)
 
     # Own token: a_j = (K_j - Kbar) / sqrt(e) meets the query's change, (delta_ij - P_ii) Q_i / sqrt(e) the key's.
     a = (point.K[:, :, None] - (P @ point.K)[:, :, :, None]) * scale  # (B, H, I, S, e)
@@ -100,7 +103,7 @@ def error_scores(point: AttentionPoint, pr: Projections) -> ErrorScores:
     # The three parts may cancel; what they round does not.
     of_key = trace(pr.KK_heads[:, :, -point.n_queries :]) * point.Q.square().sum(-1) * scale**2  # (B, H, I)
     parts = 2 * (trace(pr.QQ)[..., None] * a.square().sum(-1) + of_key[..., None] * kept.square())
-    own_gram.diagonal(dim1=-2, dim2=-1).add_(2 * (a.shape[-1] + 8) * torch.finfo(a.dtype).eps * parts)
+    own_gram.diagonal(dim1=-2, dim2=-1).add_(2 * (a.shape[-1] + 8) * unit * parts)
     radius = others + own_gram.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
     gram = row_minkowski(P, own_gram, cross_gram).masked_fill(hidden[..., None, :] | hidden[..., :, None], 0.0)
     return ErrorScores(radius.masked_fill(hidden, 0.0), gram, moved_key[..., first:].sqrt())
@@ -200,7 +203,7 @@ def _sizes(point: AttentionPoint, pr: Projections) -> tuple[Tensor, Tensor]:
 
     In float32 only sizes of the results, as in `image_rounding`: the worst case would swamp everything.
     """
-    if pr.merged.dtype != torch.float64:
+    if not bounded(pr.merged.dtype):
         of_key = trace(pr.KK_heads).sqrt()[:, :, None] * torch.linalg.vector_norm(point.Q, dim=-1, keepdim=True)
         return trace(pr.VV_heads).sqrt(), of_key
     w_v = by_head(point.block.w_qkv.chunk(3, dim=-1)[2], point.block.n_heads)
@@ -219,6 +222,6 @@ def _own_map(point: AttentionPoint, score_values: Tensor) -> Tensor:
     by_query = (weighted[..., None] * point.K[:, :, None]).mT @ score_values  # (B, H, I, e, e)
     key = torch.einsum("dhe,bhie->bidh", w_k, point.Q)
     heads = torch.einsum("dhf,bhife->bidhe", w_q, by_query)
-    heads = heads + w_v[:, :, :] * own_P.permute(0, 2, 1)[:, :, None, :, None]
+    heads = heads + w_v * own_P.permute(0, 2, 1)[:, :, None, :, None]
     heads = heads + key[..., None] * own_b.permute(0, 2, 1, 3)[:, :, None]
     return heads.flatten(-2) @ block.w_o

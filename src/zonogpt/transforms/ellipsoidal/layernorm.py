@@ -6,7 +6,7 @@ With z0 the centred centre, D the centred deviation, a = tau + |z0 + D|^2 / d, r
           = LN(c) + J (x - c) + gamma * ( z0 e_rho + D d_rho ),                   |d_rho| <= delta
 
 with e_rho and d_rho *scalars* per token. The middle of e_rho's interval moves the centre. Two linear forms of one
-symmetric set multiply to at most half of what their maxima do, around a centre that moves too. Where all this is larger
+ellipsoid multiply to at most half of what their maxima do, around a centre that moves too. Where all this is larger
 than LayerNorm's own range (|xhat| < sqrt(d)), the slope is dropped and the range is all that is said.
 Derivations: docs/math.md, section "Method E: LayerNorm".
 """
@@ -37,7 +37,7 @@ from zonogpt.model.ir import LayerNorm
 
 @dataclass(frozen=True)
 class LayerNormStep:
-    """For every x in Z:  LN(x) = centre + J (x - c) + e, and e lies in the set with this `support` and `error_gram`.
+    """For every x in Z:  LN(x) = centre + J (x - c) + e, and e lies in the ellipsoid of `error_gram`.
 
     J is LayerNorm's Jacobian at c where `sloped`, zero elsewhere.
     """
@@ -76,6 +76,10 @@ class LayerNormStep:
     def last(self, count: int) -> LayerNormStep:
         """The step at the last tokens, as far as the Jacobian is concerned."""
         return dataclasses.replace(self, sloped=self.sloped[:, -count:], a0=self.a0[:, -count:], z0=self.z0[:, -count:])
+
+    def for_the_tape(self) -> LayerNormStep:
+        """Without the error's Gram: the backward pass meets the error itself, and the Gram is as large as Q."""
+        return dataclasses.replace(self, error_gram=self.error_gram[..., :0, :0].clone())
 
     def _normalised(self, v: Tensor) -> Tensor:
         """J v / gamma, for v (B, n, k, d)."""
@@ -170,10 +174,10 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope, limit: int) -> Layer
     # Everything below is about |z0 . Dbar| and |Dbar|, symbols and ellipsoid together.
     z0_dot = along.radius[..., 0] + support(Q, z0[..., None, :])[..., 0]
     Q_D = minkowski(spread.cover, Q)
-    rho = lambda_max(Q_D, squarings=2).sqrt()  # |D| <= rho
-    require_finite("LayerNorm input", z0, z0_dot, rho)
+    r = lambda_max(Q_D, squarings=2).sqrt()  # |D| <= r
+    require_finite("LayerNorm input", z0, z0_dot, r)
 
-    A, B, delta = scalar_remainders(norm2, a0, norm.tau, d, z0_dot, rho)
+    A, B, delta = scalar_remainders(norm2, a0, norm.tau, d, z0_dot, r)
     largest, half, shift = torch.maximum(A, B), (A + B) / 2, (B - A) / 2
     line = z0 * half[..., None]
     # -k (z0 . D) D over the ellipsoid of D: half of the product of the two extents, around -k/2 Q_D z0.
@@ -184,8 +188,8 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope, limit: int) -> Layer
     bend = torch.where(polar[..., None], -0.5 * k[..., None] * bent, torch.zeros_like(bent))
     factor = torch.where(polar, halved, delta)
     taylor = minkowski(line[..., :, None] * line[..., None, :], factor.square()[..., None, None] * Q_D)
-    # |xhat|^2 = d (a - tau) / a grows with a, and sqrt(d (a - tau)) <= |z0| + rho.
-    reach = norm2.sqrt() + rho
+    # |xhat|^2 = d (a - tau) / a grows with a, and sqrt(d (a - tau)) <= |z0| + r.
+    reach = norm2.sqrt() + r
     floor = torch.full_like(reach, math.sqrt(norm.tau))
     ball = reach / torch.hypot(floor, reach / math.sqrt(d))  # no square that could overflow
     sphere = torch.eye(d, dtype=Q.dtype, device=Q.device) - 1 / d
@@ -218,15 +222,15 @@ def centred_gram(Q: Tensor) -> Tensor:
 
 
 def scalar_remainders(
-    norm2: Tensor, a0: Tensor, tau: float, d: int, z0_dot: Tensor, rho: Tensor
+    norm2: Tensor, a0: Tensor, tau: float, d: int, z0_dot: Tensor, r: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(A, B, delta): rho(a) - rho(a0) - rho'(a0) lin is in [-A, B] and |rho(a) - rho(a0)| <= delta, rho(a) = 1/sqrt(a).
 
     a = a0 + lin + quad with lin = 2 z0.Dbar / d and quad = |Dbar|^2 / d, over all Dbar with |z0 . Dbar| <= z0_dot and
-    |Dbar| <= rho. No Taylor remainder is involved, and the forms do not cancel.
+    |Dbar| <= r. No Taylor remainder is involved, and the forms do not cancel.
     """
     length = norm2.sqrt()
-    r_lin, r_quad = 2 * z0_dot / d, rho.square() / d
+    r_lin, r_quad = 2 * z0_dot / d, r.square() / d
     r_par = torch.where(length > 0, z0_dot / length, torch.zeros_like(length))
     # a is least when Dbar points against z0: a_min = tau + (|z0| - r_par)^2 / d, x = 1 - a_min / a0.
     inside = r_par < length

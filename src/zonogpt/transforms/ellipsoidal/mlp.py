@@ -20,7 +20,7 @@ from zonogpt.model.ir import MlpBlock
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep, layernorm_step
 from zonogpt.transforms.gelu import affine_gelu
 
-GELU_PIECES = 8  # half-widths within 2 % of what they could be, at a quarter of the price
+GELU_PIECES = 16  # half-widths within 1 % of what they could be, at half the price of the paper's 32
 
 
 @dataclass(frozen=True)
@@ -64,4 +64,4 @@ def mlp_step(block: MlpBlock, z: EllipsoidalZonotope, limit: int) -> tuple[Ellip
     Q = minkowski(sandwich(z.Q, whole), sandwich(norm.error_gram, chain), box_cover(block.w_2, half))
     out = EllipsoidalZonotope(c=z.c + (slope * centre + mid) @ block.w_2 + block.b_2, G=G, Q=rounded_out(Q), p=z.p)
     require_finite("MLP output", out.c, out.G, out.Q)
-    return out, MlpStep(block, norm, slope, half)
+    return out, MlpStep(block, norm.for_the_tape(), slope, half)

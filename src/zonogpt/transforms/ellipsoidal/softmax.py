@@ -92,7 +92,7 @@ def largest_zeta(log_P: Tensor, W: Tensor, rest: Tensor, score_gram: Tensor) -> 
 
 
 def psi(t: Tensor) -> Tensor:
-    """e^t - 1 - t, for small t by its series (error below 1e-9 of it), upward in any case."""
+    """e^t - 1 - t, for small t by its series (error below 1e-7 of it), upward in any case."""
     small = t.clamp(-0.5, 0.5)
     series = 1 + small / 8
     for k in (7, 6, 5, 4, 3):

@@ -1,0 +1,5 @@
+"""python -m zonogpt"""
+
+from zonogpt.cli.app import main
+
+main()

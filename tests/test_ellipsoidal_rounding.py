@@ -1,0 +1,113 @@
+"""Every Gram is formed outward: what rounding takes away in directions where parts cancel is put back.
+
+The amplifier: the same steps in float32, where rounding is large, with the slack that float64 has. Each Gram must
+dominate (as a quadratic form, in every direction) the one that float64 makes of the same numbers.
+"""
+
+import dataclasses
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from builders import generator, randn
+from test_ellipsoidal_steps import LIMIT, attention_case
+from zonogpt.domains import ellipsoidal as domain
+from zonogpt.domains.ellipsoidal import lambda_max, sandwich
+from zonogpt.domains.symbols import SymbolSums
+from zonogpt.tensors import map_tensors
+from zonogpt.transforms.ellipsoidal.attention_errors import error_images, error_scores, project
+from zonogpt.transforms.ellipsoidal.attention_point import attention_point
+from zonogpt.transforms.ellipsoidal.layernorm import layernorm_step
+
+
+def exact(matrix):
+    return np.vectorize(Fraction, otypes=[object])(matrix.double().numpy())
+
+
+def square(Q, w):
+    return ((w @ Q) * w).sum(-1)
+
+
+def lowest_eigenvalue(difference):
+    """Of a symmetric matrix, in units of its largest entry."""
+    difference = (difference + difference.mT) / 2
+    return float((torch.linalg.eigvalsh(difference)[..., 0] / difference.abs().amax((-1, -2)).clamp(min=1e-300)).min())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_images_contain_the_exact_ones(seed):
+    """In float64 against fractions: a Gram of rank one, whose image is nothing but rounding in two directions."""
+    g = generator(seed)
+    F = torch.randint(-1000, 1000, (3, 1), generator=g).double()
+    Q, A = F @ F.mT, randn(g, 3, 3)
+    truth = exact(A).T @ exact(Q) @ exact(A)
+    difference = torch.tensor((exact(sandwich(Q, A)) - truth).astype(float))
+    assert lowest_eigenvalue(difference) > 0
+
+
+@pytest.mark.parametrize("p", [math.inf, 2.0, 1.0])
+@pytest.mark.parametrize("seed", range(8))
+def test_covers_of_symbols_contain_the_exact_ones(seed, p):
+    """Tangents along one line: the exact cover has rank one."""
+    g = generator(seed)
+    T = torch.randint(-9, 9, (4, 1), generator=g).double() @ randn(g, 1, 3)
+    T[0] = 30 * T[0] if p == 1 else T[0]  # the Gram, not the ball
+    sums = SymbolSums(p)
+    sums.add(T)
+    cover = sums.cover
+    line = T[int(T.norm(dim=-1).argmax())]
+    across = torch.linalg.svd(line[None])[2][1:]
+    for w in across:
+        reach = sum(abs(float(sum(exact(t[None])[0] * exact(w[None])[0]))) for t in T)
+        assert float(w @ cover @ w) >= reach**2
+        assert float(w @ cover @ w) > 0
+
+
+@pytest.mark.parametrize("squarings", [1, 2, 4])
+def test_lambda_max_is_never_rounded_below(squarings):
+    for seed in range(200):
+        F = torch.randint(1, 1 << 20, (1, 5), generator=generator(seed)).double()
+        largest = sum(Fraction(int(x)) ** 2 for x in F[0])
+        assert Fraction(float(lambda_max(F.mT @ F, squarings))) >= largest
+
+
+@pytest.mark.parametrize("case", [{}, {"first": 2}, {"causal": False}])
+@pytest.mark.parametrize("seed", range(6))
+def test_grams_of_attention_formed_in_float32_dominate_those_of_float64(seed, case, monkeypatch):
+    monkeypatch.setattr(domain, "BOUNDED", torch.float32)
+    block, before, z, norm, _ = attention_case(seed, (0.05, 0.0), d=6, heads=2, S=6, **case)
+    line = randn(generator(seed), 1, z.n_tokens, 6, 1)
+    z = dataclasses.replace(z, Q=line @ line.mT)  # rank one: other directions hold rounding only
+    narrow = lambda value: map_tensors(value, lambda t: t.float())  # noqa: E731
+    block, before, z, centre = (narrow(x) for x in (block, before, z, norm.centre))
+
+    def grams(dtype, sources):
+        b, x, n0 = (map_tensors(v, lambda t: t.to(dtype)) for v in (block, before, centre))
+        zz = dataclasses.replace(z, c=z.c.to(dtype), G=z.G.to(dtype), Q=torch.zeros_like(z.Q, dtype=dtype))
+        zz.Q[:, sources] = z.Q[:, sources].to(dtype)
+        step = layernorm_step(b.norm, zz, LIMIT)
+        point = attention_point(b, b.norm(x), n0, zz.n_tokens)
+        pr = project(point, step.jacobian_gram(zz.Q))
+        values = point.values()
+        values = values - point.P[..., None, :] @ values
+        scores = error_scores(point, pr)
+        step = dataclasses.replace(step, error_gram=torch.zeros_like(zz.Q))
+        local = torch.zeros(1, 2, zz.n_tokens, 3, 3, dtype=dtype)
+        images = error_images(point, step, zz, pr, scores.key, values, local, LIMIT)
+        whole = {"jacobian": pr.merged, "queries": pr.QQ, "keys": pr.KK_heads, "values": pr.VV}
+        return whole, {"scores": scores.gram, "images": images}
+
+    everywhere = list(range(z.n_tokens))
+    wide, rounded = grams(torch.float64, everywhere), grams(torch.float32, everywhere)
+    for name, gram in rounded[0].items():
+        assert lowest_eigenvalue(gram.double() - wide[0][name]) > -1e-6, name
+    apart = [grams(torch.float64, [token])[1] for token in everywhere]
+    for name, gram in rounded[1].items():
+        # Directions that the exact Gram hardly has, and any.
+        w = torch.linalg.eigh(wide[1][name])[1].mT
+        w = torch.cat([w, randn(generator(seed), *w.shape)], dim=-2)
+        needed = sum(square(one[name], w).clamp(min=0).sqrt() for one in apart)
+        assert (square(gram.double(), w) >= ((1 - 2e-5) * needed).square() - 1e-12 * needed.max() ** 2).all(), name
