@@ -19,7 +19,7 @@ ALLOWED = {
     "domains": set(),
     "transforms": {"domains", "model"},
     "result": set(),
-    "methods": {"domains", "transforms", "model", "spec", "result"},
+    "methods": {"errors", "domains", "transforms", "model", "spec", "result"},
     "memory": set(),
     "verify": {"errors", "memory", "methods", "model", "result", "spec", "tensors"},
     "search": {"errors", "model", "spec", "tensors"},
@@ -41,6 +41,7 @@ ALLOWED = {
     },
     "inspection": {"errors", "methods", "model", "verify"},
     "demo": {"domains", "methods", "model", "plotting", "result", "spec", "transforms", "verify"},
+    "__main__": {"cli"},
     "cli": {
         "_version",
         "accuracy",

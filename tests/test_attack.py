@@ -113,8 +113,12 @@ def test_linear_model_gets_its_exact_minimum():
         n_outputs: int = 1
         width: int = 1
         n_heads: int = 1
+        hidden: int = 0
         dtype: torch.dtype = torch.float64
         device: torch.device = torch.device("cpu")  # noqa: RUF009
+
+        def converted(self, device, dtype):
+            return self
 
         def forward(self, x):
             return x

@@ -72,7 +72,7 @@ def test_every_block_of_every_variant_is_contained(method):
         z = out
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TABLE)
 def test_small_pool_only_widens(method):
     model, spec = MODELS["image"], spec_of("image", 2e-3)
     full = zonogpt.verify(model, spec, method=method)
