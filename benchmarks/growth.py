@@ -10,43 +10,29 @@ least-squares slopes of logarithms: of seconds against width at each depth, and 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import math
 import multiprocessing
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from transformers import GPT2Config
 
 import zonogpt
 from zonogpt.memory import peak_bytes, reset_peak
 from zonogpt.methods import ellipsoidal
-from zonogpt.tensors import moved
+from zonogpt.tensors import moved, tensors_in
 
 REPEATS, LONG, RADIUS, GIB = 3, 20.0, 1e-5, 2**30
-
-
-def tensors_of(thing: object) -> Iterator[Tensor]:
-    if isinstance(thing, Tensor):
-        yield thing
-    elif isinstance(thing, list | tuple):
-        for part in thing:
-            yield from tensors_of(part)
-    elif dataclasses.is_dataclass(thing) and not isinstance(thing, zonogpt.Model):
-        for field in dataclasses.fields(thing):
-            yield from tensors_of(getattr(thing, field.name))
 
 
 def tape_bytes(model: zonogpt.Model, spec: zonogpt.Spec) -> int:
     """What the forward pass leaves behind, each piece of memory once and the model's own not at all."""
     with torch.no_grad():
         tape = ellipsoidal.forward(model, [spec], 1 << 28, None)
-    weights = {t.untyped_storage().data_ptr() for t in tensors_of((model.blocks, model.head))}
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors_of(tape)}
+    weights = {t.untyped_storage().data_ptr() for t in tensors_in((model.blocks, model.head))}
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors_in(tape)}
     return sum(storage.nbytes() for at, storage in storages.items() if at not in weights)
 
 

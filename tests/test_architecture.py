@@ -39,7 +39,7 @@ ALLOWED = {
         "tensors",
         "verify",
     },
-    "inspection": {"errors", "methods", "model", "verify"},
+    "inspection": {"errors", "methods", "model", "tensors", "verify"},
     "demo": {"domains", "methods", "model", "plotting", "result", "spec", "transforms", "verify"},
     "__main__": {"cli"},
     "cli": {

@@ -1,5 +1,7 @@
 """inspect(): the paper's numbers, and predictions that hold."""
 
+import math
+
 import pytest
 import torch
 from transformers import GPT2LMHeadModel
@@ -9,8 +11,9 @@ from builders import config, image_config, language_model
 from zonogpt.domains.structured import generator_limit
 from zonogpt.errors import OptionError
 from zonogpt.inspection import dense_bytes, structured_bytes
+from zonogpt.methods import ellipsoidal
 from zonogpt.methods.structured import VARIANTS
-from zonogpt.tensors import map_tensors
+from zonogpt.tensors import map_tensors, tensors_in
 
 GIB = 2**30
 
@@ -62,6 +65,19 @@ def test_predicted_generator_counts_are_what_happens(method, budget):
         z = reduce(variant.step(block, convert(z))[0], limit)
         most = max(most, z.q)
     assert (z.m, most) == (plan.shared, plan.local)
+
+
+def test_predicted_tape_of_method_e_is_what_a_run_leaves_behind():
+    model = map_tensors(zonogpt.load(zonogpt.zoo.path("digits")), lambda t: t.double())
+    spec = zonogpt.image_ball(model, torch.full((28, 28), 0.5), 1e-4)
+    with torch.no_grad():
+        tape = ellipsoidal.forward(model, [spec], 1 << 28, None)
+    weights = {t.untyped_storage().data_ptr() for t in tensors_in(model)}
+    memory = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors_in(tape)}
+    left = sum(size for at, size in memory.items() if at not in weights)
+    plan = zonogpt.inspect(model).plans["E"]
+    assert math.isclose(left, plan.tape_bytes, rel_tol=0.05)
+    assert plan.peak_bytes > plan.tape_bytes
 
 
 def test_depth_does_not_raise_the_prediction_once_the_pool_binds():

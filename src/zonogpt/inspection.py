@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from zonogpt.errors import OptionError
 from zonogpt.methods.plan import Plan, Sizes, plan_ellipsoidal, plan_structured
 from zonogpt.methods.structured import TABLE, pool_limit
 from zonogpt.model.ir import ImageEmbedding, Model
+from zonogpt.tensors import tensors_in
 from zonogpt.verify import check_limits, resolve_dtype
 
 
@@ -105,14 +105,4 @@ def dense_bytes(n_tokens: int, width: int) -> int:
 
 def count_parameters(value: Any) -> int:
     """Numbers in all distinct weight tensors (a tied head counts once)."""
-    return sum(tensor.numel() for tensor in {t.data_ptr(): t for t in _tensors(value)}.values())
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, tuple):
-        return [t for item in value for t in _tensors(item)]
-    if is_dataclass(value) and not isinstance(value, type):
-        return [t for f in fields(value) for t in _tensors(getattr(value, f.name))]
-    return []
+    return sum(tensor.numel() for tensor in {t.data_ptr(): t for t in tensors_in(value)}.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -27,6 +27,18 @@ def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         fields = {f.name: _map(getattr(value, f.name), change) for f in dataclasses.fields(value) if f.init}
         return dataclasses.replace(value, **fields)
     return value
+
+
+def tensors_in(value: object) -> Iterator[Tensor]:
+    """Every tensor of a dataclass, tuple or list, however deep; one that appears twice comes twice."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from tensors_in(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, field.name))
 
 
 def moved(value: T, device: torch.device, dtype: torch.dtype) -> T:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zonogpt.domains.chunks import CHUNK_BYTES
+from zonogpt.transforms.ellipsoidal.attention import KEPT_CHUNKS
 
 
 @dataclass(frozen=True)
@@ -64,23 +65,30 @@ def plan_structured(
 
 
 SMALLEST_CHUNK, LARGEST_CHUNK = 1 << 24, 1 << 30
-MOST_KEPT_BYTES = 4 * LARGEST_CHUNK  # of a batch's tangents; with more they would be computed twice
+MOST_KEPT_BYTES = KEPT_CHUNKS * LARGEST_CHUNK  # of a batch's tangents; with more they would be computed twice
 
 
 def plan_ellipsoidal(sizes: Sizes, item: int, batch: int, budget_bytes: int | None) -> Plan:
     """Predicted peak of method E for `batch` inputs, each with `sizes.n_tokens` moving tokens."""
-    fixed, tape = _ellipsoidal_bytes(sizes, item, batch)
-    return Plan(None, sizes.n_inputs, None, fixed + tape + chunk_bytes(sizes, item, batch, budget_bytes), tape)
+    attention, mlp, tape = _ellipsoidal_bytes(sizes, item, batch)
+    chunk, kept = chunk_bytes(sizes, item, batch, budget_bytes), batch * kept_bytes(sizes, item)
+    if kept <= KEPT_CHUNKS * chunk:
+        attention += kept
+    return Plan(None, sizes.n_inputs, None, tape + max(attention, mlp) + chunk, tape)
 
 
 def chunk_bytes(sizes: Sizes, item: int, batch: int, budget_bytes: int | None) -> int:
-    """Bytes that temporaries over the input symbols may take: what the budget leaves, within sensible limits."""
-    fixed, tape = _ellipsoidal_bytes(sizes, item, batch)
+    """Bytes that temporaries over the input symbols may take: what the budget leaves, within sensible limits.
+
+    What is kept of them takes no more than KEPT_CHUNKS as much again.
+    """
     everything = item * batch * sizes.n_inputs * 10 * (sizes.n_tokens * sizes.width + sizes.n_heads * sizes.n_tokens**2)
     largest = min(LARGEST_CHUNK, max(SMALLEST_CHUNK, everything))
     if budget_bytes is None:
         return largest
-    return min(largest, max(SMALLEST_CHUNK, budget_bytes - fixed - tape))
+    attention, mlp, tape = _ellipsoidal_bytes(sizes, item, batch)
+    left = budget_bytes - tape - max(attention, mlp)
+    return min(largest, max(SMALLEST_CHUNK, left // (1 + KEPT_CHUNKS)))
 
 
 def kept_bytes(sizes: Sizes, item: int) -> int:
@@ -88,14 +96,12 @@ def kept_bytes(sizes: Sizes, item: int) -> int:
     return item * sizes.n_inputs * (3 * sizes.n_tokens * sizes.width + sizes.n_heads * sizes.n_tokens**2)
 
 
-def _ellipsoidal_bytes(sizes: Sizes, item: int, batch: int) -> tuple[int, int]:
-    """(temporaries of one block that are not chunked, tape)."""
+def _ellipsoidal_bytes(sizes: Sizes, item: int, batch: int) -> tuple[int, int, int]:
+    """Temporaries of an attention block and of an MLP block that are not chunked, and the tape."""
     n, d, m, H, f = sizes.n_tokens, sizes.width, sizes.n_inputs, sizes.n_heads, sizes.hidden
-    norm = 6 * n * d
-    state = n * d * (m + d + 1) + norm
-    per_attention = 2 * n * d * (d // H) + 10 * H * n * n + 4 * n * d
-    tape = (sizes.n_blocks + 1) * state + sizes.n_blocks // 2 * (per_attention + 2 * n * f)
+    state = n * d * (m + d + 7)  # a set, and what LayerNorm remembers of it
+    per_layer = 2 * n * d * (d // H) + 10 * H * n * n + 4 * n * d + 2 * n * f
+    tape = (sizes.n_blocks + 1) * state + sizes.n_blocks // 2 * per_layer
     attention = n * d * (8 * d + m) + 6 * H * n**3 + 6 * n * n * d
     mlp = n * d * (2 * f + 6 * d + m)
-    kept = min(kept_bytes(sizes, item), MOST_KEPT_BYTES // batch) // item
-    return item * batch * max(attention + kept, mlp), item * batch * tape
+    return item * batch * attention, item * batch * mlp, item * batch * tape
