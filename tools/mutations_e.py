@@ -65,7 +65,7 @@ METHOD_E: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("half of the score images dropped", E_ERRORS, "inner = inner + bent + bent.mT", "inner = inner + bent", STEPS),
     ("square of the score images dropped", E_ERRORS, ' + 0.5 * torch.einsum("bghin,bhine->bginhe", y, b)', "", STEPS),
     ("Minkowski weights of other tokens forgotten", E_ERRORS, "return (total + torch.cat(crossed_total, dim=1))", "return total", STEPS),
-    ("own map without its key", E_ERRORS, "heads = heads + key[..., None] * own_b.permute(0, 2, 1, 3)[:, :, None]", "pass", STEPS),
+    ("own map without its key", E_ERRORS, "heads = heads + keys.permute(0, 2, 3, 1)[..., None] * own_b.permute(0, 2, 1, 3)[:, :, None]", "pass", STEPS),
     ("own map without its value", E_ERRORS, "heads = heads + w_v * own_P.permute(0, 2, 1)[:, :, None, :, None]", "pass", STEPS),
     ("ellipsoids missing in the queries' length", E_ATTENTION, "length_Q = sums.Q.square().sqrt() + lambda_max(pr.QQ).sqrt()", "length_Q = sums.Q.square().sqrt()", STEPS),
     ("ellipsoids missing in the keys' radius", E_ATTENTION, "T_K = sums.K.radius + coordinate_radius(pr.KK_heads)", "T_K = sums.K.radius", STEPS),

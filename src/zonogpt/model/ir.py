@@ -48,6 +48,12 @@ class AttentionBlock:
     def scale(self) -> float:
         return 1.0 / math.sqrt(self.w_o.shape[0] // self.n_heads)
 
+    @property
+    def projections(self) -> tuple[Tensor, Tensor, Tensor]:
+        """W_q, W_k, W_v, (d, d) each; the columns are heads times features."""
+        w_q, w_k, w_v = self.w_qkv.chunk(3, dim=-1)
+        return w_q, w_k, w_v
+
     def split_heads(self, x: Tensor) -> Tensor:  # (..., S, d) -> (..., H, S, e)
         return x.unflatten(-1, (self.n_heads, -1)).transpose(-3, -2)
 

@@ -31,7 +31,7 @@ class Projections:
 
 def project(point: AttentionPoint, merged: Tensor) -> Projections:
     H = point.block.n_heads
-    w_q, w_k, w_v = point.block.w_qkv.chunk(3, dim=-1)
+    w_q, w_k, w_v = point.block.projections
     VV = sandwich(merged, w_v)
     return Projections(
         merged=merged,
@@ -95,7 +95,7 @@ def error_scores(point: AttentionPoint, pr: Projections) -> ErrorScores:
     a = (point.K[:, :, None] - (P @ point.K)[:, :, :, None]) * scale  # (B, H, I, S, e)
     kept = own.to(P.dtype) - (P * own).sum(-1, keepdim=True)
     own_merged = pr.merged[:, None, -point.n_queries :]
-    shared = pr.keys[..., None, :] @ own_merged @ by_head(point.block.w_qkv.chunk(3, dim=-1)[0], a.shape[1])[:, None]
+    shared = pr.keys[..., None, :] @ own_merged @ by_head(point.block.projections[0], a.shape[1])[:, None]
     mixed = (a @ shared.mT * scale).squeeze(-1)
     own_key = (moved_key * own).sum(-1)[..., None, None]
     own_gram = a @ pr.QQ @ a.mT + mixed[..., :, None] * kept[..., None, :] + kept[..., :, None] * mixed[..., None, :]
@@ -136,7 +136,7 @@ def error_images(
     w_o = point.block.w_o.unflatten(0, (H, -1))
     metric = w_o.square().sum((-1, -2)) / w_o.shape[1]  # (H,): what a head's feature weighs in the output, on average
     t_local = weights((metric[:, None] * local.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=0)).sqrt(), 1)  # (B, H, I)
-    own_map = _own_map(point, score_values)
+    own_map = _own_map(point, pr.keys, score_values)
     carried = sandwich(z.Q[:, -I:], norm.last(I).with_skip(own_map))
     fresh = sandwich(norm.error_gram[:, -I:], own_map)
     t_own = weights(torch.stack([trace(carried), trace(fresh)]).sqrt(), 0)  # (2, B, I)
@@ -183,7 +183,7 @@ def _crossed(
 
     keys = pr.keys[:, :, queries]  # (B, G, i, d)
     met = keys.flatten(1, 2)[:, None] @ pr.merged  # (B, n, G i, d)
-    x = (met @ point.block.w_qkv.chunk(3, dim=-1)[2]).unflatten(2, keys.shape[1:3]).permute(0, 2, 3, 1, 4)
+    x = (met @ point.block.projections[2]).unflatten(2, keys.shape[1:3]).permute(0, 2, 3, 1, 4)
     x = x.unflatten(-1, (H, e))  # (B, G, i, n, H, e)
     y = torch.einsum("bhid,bngid->bghin", keys, met.unflatten(2, keys.shape[1:3]))
     left = P.permute(0, 2, 3, 1)[:, None, ..., None] * x + 0.5 * torch.einsum("bghin,bhine->bginhe", y, b)
@@ -206,22 +206,21 @@ def _sizes(point: AttentionPoint, pr: Projections) -> tuple[Tensor, Tensor]:
     if not bounded(pr.merged.dtype):
         of_key = trace(pr.KK_heads).sqrt()[:, :, None] * torch.linalg.vector_norm(point.Q, dim=-1, keepdim=True)
         return trace(pr.VV_heads).sqrt(), of_key
-    w_v = by_head(point.block.w_qkv.chunk(3, dim=-1)[2], point.block.n_heads)
+    w_v = by_head(point.block.projections[2], point.block.n_heads)
     token = trace(pr.merged).sqrt()[:, None]  # (B, 1, n)
     of_key = torch.linalg.vector_norm(pr.keys, dim=-1, keepdim=True) * token[:, :, None]
     return torch.linalg.matrix_norm(w_v)[:, None] * token, of_key
 
 
-def _own_map(point: AttentionPoint, score_values: Tensor) -> Tensor:
+def _own_map(point: AttentionPoint, keys: Tensor, score_values: Tensor) -> Tensor:
     """(B, I, d, d): how a change of LayerNorm's output at the query's own token moves the branch there."""
     block, H = point.block, point.block.n_heads
-    w_q, w_k, w_v = (w.unflatten(-1, (H, -1)) for w in block.w_qkv.chunk(3, dim=-1))  # (d, H, e)
+    w_q, _, w_v = (w.unflatten(-1, (H, -1)) for w in block.projections)  # (d, H, e)
     weighted = point.P * block.scale
     own_P = (point.P * point.own).sum(-1)  # (B, H, I)
     own_b = ((weighted * point.own)[..., None, :] @ score_values).squeeze(-2)  # (B, H, I, e)
     by_query = (weighted[..., None] * point.K[:, :, None]).mT @ score_values  # (B, H, I, e, e)
-    key = torch.einsum("dhe,bhie->bidh", w_k, point.Q)
     heads = torch.einsum("dhf,bhife->bidhe", w_q, by_query)
     heads = heads + w_v * own_P.permute(0, 2, 1)[:, :, None, :, None]
-    heads = heads + key[..., None] * own_b.permute(0, 2, 1, 3)[:, :, None]
+    heads = heads + keys.permute(0, 2, 3, 1)[..., None] * own_b.permute(0, 2, 1, 3)[:, :, None]
     return heads.flatten(-2) @ block.w_o
