@@ -27,7 +27,7 @@ def test_no_attack_goes_below_a_certified_margin(name, capsys):
         radius = largest_radius(model, spec)
         assert radius > 1e-5
         for fraction in FRACTIONS:
-            smaller = spec.shrunk(fraction * radius)
+            smaller = spec.shrunk(min(fraction * radius, spec.radius))  # some tokens may move as far as they like
             result = zonogpt.verify(model, smaller, hint=False)
             found = attack(model, smaller, restarts=6, steps=40)
             assert (found.margins >= result.margins).all(), (name, smaller.radius)
