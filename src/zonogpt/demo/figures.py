@@ -67,6 +67,7 @@ def _proved(ax: Any, study: Study) -> None:
         ax.plot(RADII, [study.proved(method, r) for r in RADII], "o-", color=COLOURS[method], label=method, lw=2)
     ax.set(xscale="log", xlabel="radius", ylabel=f"digits proved, of {n}", ylim=(-0.5, n + 0.8), title="Proved")
     ax.set_xlim(right=8 * RADII[-1])  # room for the legend beside the lines
+    ax.yaxis.get_major_locator().set_params(integer=True)
     ax.legend(frameon=False, loc="upper right")
 
 
@@ -96,6 +97,7 @@ def _ledger(ax: Any, study: Study) -> None:
         blocks, [f"{b}\n{kind}" if 0 < b < blocks[-1] else kind for b, kind in zip(blocks, kinds, strict=True)]
     )
     ax.set(ylabel="taken from the margin", title=f"E, radius {radius:g}: where the margin goes")
+    ax.set_ylim(top=1.08 * max(bottom.values()))
     ax.legend(frameon=False)
 
 
