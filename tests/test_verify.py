@@ -283,3 +283,12 @@ def test_rounding_allowance_of_float64_is_seen_through_float32(model):
     torch.testing.assert_close(wide, narrow * 2.0**-29)
     output = exact.forward(spec.input.embed(IMAGE.double()))
     assert (wide > 64 * torch.finfo(torch.float64).eps * spec.claim.magnitude(output)).all()
+
+
+def test_outputs_beyond_float32_are_unknown_and_say_why(model):
+    """Rounding is seen through float32; where that overflows nothing is known of it."""
+    wide = map_tensors(model, lambda t: t.double())
+    huge = dataclasses.replace(wide, head=dataclasses.replace(wide.head, weight=1e40 * wide.head.weight))
+    result = zonogpt.verify(huge, zonogpt.image_ball(huge, IMAGE, 1e-6), hint=False)
+    assert result.status == "unknown"
+    assert "overflows float32" in result.reason

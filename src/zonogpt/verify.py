@@ -168,8 +168,11 @@ class _Run:
                 status, reason = "falsified", "the unperturbed input already breaks the claim"
             elif isinstance(outcome, Bounds):
                 margins, ledger = outcome.margins.to("cpu", torch.float64), outcome.ledger
-                margins = margins - rounding_allowance(self.exact, at_home[i], self.work.dtype)
+                allowance = rounding_allowance(self.exact, at_home[i], self.work.dtype)
+                margins = margins - allowance
                 status, reason = judge(margins)
+                if not bool(allowance.isfinite().all()):
+                    reason += "; the unperturbed input overflows float32, through which rounding is estimated"
                 if status == "unknown" and outcome.lost:
                     reason += f"; {outcome.lost}"
                 if self.work.dtype != torch.float64:
