@@ -15,7 +15,7 @@ import torch
 from builders import generator, randn
 from test_ellipsoidal_steps import LIMIT, attention_case
 from zonogpt.domains import ellipsoidal as domain
-from zonogpt.domains.ellipsoidal import lambda_max, sandwich
+from zonogpt.domains.ellipsoidal import lambda_max, sandwich, support
 from zonogpt.domains.symbols import SymbolSums
 from zonogpt.tensors import map_tensors
 from zonogpt.transforms.ellipsoidal.attention_errors import _crossed, error_images, error_scores, project
@@ -46,6 +46,18 @@ def test_images_contain_the_exact_ones(seed):
     truth = exact(A).T @ exact(Q) @ exact(A)
     difference = torch.tensor((exact(sandwich(Q, A)) - truth).astype(float))
     assert lowest_eigenvalue(difference) > 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_support_is_never_rounded_below(seed):
+    """Across a Gram of rank one the products cancel and little more than rounding is left."""
+    g = generator(seed)
+    F = torch.randint(-1000, 1000, (3, 1), generator=g).double()
+    w = randn(g, 1, 3)
+    w = w - (w @ F) / F.square().sum() * F.mT
+    truth = (exact(w) @ exact(F))[0, 0] ** 2
+    assert Fraction(float(support(F @ F.mT, w))) ** 2 >= truth
+    assert float(support(F @ F.mT, w)) <= 1e-6 * float(F.norm() * w.norm())
 
 
 @pytest.mark.parametrize("p", [math.inf, 2.0, 1.0])
@@ -97,7 +109,8 @@ def test_grams_of_attention_formed_in_float32_dominate_those_of_float64(seed, ca
         step = dataclasses.replace(step, error_gram=torch.zeros_like(zz.Q))
         local = torch.zeros(1, 2, zz.n_tokens, 3, 3, dtype=dtype)
         images = error_images(point, step, zz, pr, scores.key, values, local, LIMIT)
-        whole = {"jacobian": pr.merged, "queries": pr.QQ, "keys": pr.KK_heads, "values": pr.VV}
+        bare = project(point, zz.Q)  # a Gram without slack of its own
+        whole = {"jacobian": pr.merged, "queries": bare.QQ, "keys": bare.KK_heads, "values": bare.VV}
         return whole, {"scores": scores.gram, "images": images}
 
     everywhere = list(range(z.n_tokens))

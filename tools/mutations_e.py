@@ -103,6 +103,8 @@ METHOD_E: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("l_2 ball of a smaller radius", INPUTS, "torch.full_like(box.anchor, box.radius * (1 + 2**-50))", "torch.full_like(box.anchor, 0.9 * box.radius)", WHOLE),
     ("Jacobian without centring", E_LN, "torch.stack([gamma * rho, gamma", "torch.stack([0 * gamma * rho, gamma", STEPS),
     ("rounding of images dropped", ELLIPSOIDS, "return rounding(Q) * size *", "return 0 * rounding(Q) * size *", ROUNDING),
+    ("rounding of supports dropped", ELLIPSOIDS, "(square + rounding(Q)[..., None]", "(square + 0 * rounding(Q)[..., None]", ROUNDING),
+    ("rounding of head Grams dropped", E_ERRORS, "add_(slack[..., None])", "add_(0 * slack[..., None])", ROUNDING),
     ("rounding of eigenvalue bounds dropped", ELLIPSOIDS, "outward = 1 + 4 * (Q.shape[-1] + 8) * torch.finfo(Q.dtype).eps", "outward = 1.0", ROUNDING),
     ("rounding of the l_1 cover dropped", SYMBOLS, "return rounded_out(torch.where((trace(ball)", "return (torch.where((trace(ball)", ROUNDING),
     ("rounding of other tokens' scores dropped", E_ERRORS, "slack = 2 * (P.shape", "slack = 0 * (P.shape", ROUNDING),
