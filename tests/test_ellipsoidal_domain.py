@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from builders import generator, randn
+from zonogpt.domains import ellipsoidal as domain
 from zonogpt.domains.ellipsoidal import (
     box_cover,
     coordinate_radius,
@@ -15,6 +16,7 @@ from zonogpt.domains.ellipsoidal import (
     rounded_out,
     sandwich,
     support,
+    symmetric_product,
     trace,
     weights,
 )
@@ -96,6 +98,21 @@ def test_linear_maps_are_exact():
     Q = F @ F.mT
     torch.testing.assert_close(support(sandwich(Q, A), w), (F.mT @ A @ w.mT).norm(dim=-2))
     torch.testing.assert_close(coordinate_radius(Q), F.norm(dim=-1))
+
+
+@pytest.mark.parametrize("d", [8, 37])
+def test_symmetric_products_by_strips_are_the_plain_ones(d, monkeypatch):
+    monkeypatch.setattr(domain, "MIRRORED", 8)
+    g = generator(d)
+    F, A, w = randn(g, 2, 3, d, d), randn(g, d, d), randn(g, 50, d)
+    Q = F @ F.mT
+    square = symmetric_product(Q, Q)
+    assert torch.equal(square, square.mT)
+    torch.testing.assert_close(square, Q @ Q)
+    torch.testing.assert_close(symmetric_product(A.mT, Q @ A), A.mT @ Q @ A)
+    torch.testing.assert_close(symmetric_product(Q[0, 0], Q[0, 0]), Q[0, 0] @ Q[0, 0])
+    torch.testing.assert_close(support(Q, w), (w @ F).norm(dim=-1))
+    torch.testing.assert_close(support(Q, F.mT), (F.mT @ F).norm(dim=-1))
 
 
 def test_near_singular_covers_at_gpt2_width_in_float32():

@@ -20,7 +20,7 @@ from zonogpt.domains.symbols import SymbolSums
 from zonogpt.tensors import map_tensors
 from zonogpt.transforms.ellipsoidal.attention_errors import _crossed, error_images, error_scores, project
 from zonogpt.transforms.ellipsoidal.attention_point import attention_point
-from zonogpt.transforms.ellipsoidal.layernorm import layernorm_step
+from zonogpt.transforms.ellipsoidal.layernorm import centred_gram, layernorm_step
 
 
 def exact(matrix):
@@ -45,6 +45,18 @@ def test_images_contain_the_exact_ones(seed):
     Q, A = F @ F.mT, randn(g, 3, 3)
     truth = exact(A).T @ exact(Q) @ exact(A)
     difference = torch.tensor((exact(sandwich(Q, A)) - truth).astype(float))
+    assert lowest_eigenvalue(difference) > 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_centred_grams_contain_the_exact_ones(seed):
+    """Nearly all of the deviation is its mean, which LayerNorm takes away: what is left is as small as rounding."""
+    g = generator(seed)
+    F = 100_000 + torch.randint(0, 2, (7, 1), generator=g).double()
+    Q = F @ F.mT
+    centre = [[Fraction(int(i == j)) - Fraction(1, 7) for j in range(7)] for i in range(7)]
+    truth = np.array(centre) @ exact(Q) @ np.array(centre)
+    difference = torch.tensor((exact(centred_gram(Q[None, None])[0, 0]) - truth).astype(float))
     assert lowest_eigenvalue(difference) > 0
 
 

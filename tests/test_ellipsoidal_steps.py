@@ -29,6 +29,7 @@ from zonogpt.transforms.ellipsoidal.attention_errors import (
 from zonogpt.transforms.ellipsoidal.attention_point import TangentSums, attention_point, branch_images, tangents
 from zonogpt.transforms.ellipsoidal.layernorm import layernorm_step, scalar_remainders
 from zonogpt.transforms.ellipsoidal.mlp import mlp_step
+from zonogpt.transforms.ellipsoidal.softmax import softmax_step
 from zonogpt.transforms.gelu import gelu
 
 LIMIT = 1 << 30
@@ -449,9 +450,13 @@ def test_softmax_cover_has_a_direction_for_the_common_part():
     block, before, z, _, pt = attention_case(1, (1.0, 0.0), S=3)
     _, step = attention_step(block, z, before, 3, LIMIT)
     common = dataclasses.replace(
-        step.softmax, error=0 * step.softmax.error, scores=0 * step.softmax.scores, common=step.softmax.common + 0.1
+        step.softmax,
+        sloped=torch.ones_like(step.softmax.sloped),
+        error=0 * step.softmax.error,
+        scores=0 * step.softmax.scores,
+        common=step.softmax.common + 0.1,
     )
-    gram = softmax_cover(common, pt.values())
+    gram = softmax_cover(common, pt.P, pt.values())
     direction = (common.common[..., None, :] @ pt.values()).squeeze(-2)
     size = direction.square().sum(-1)
     torch.testing.assert_close(support(gram, direction[..., None, :]).squeeze(-1), size, rtol=1e-3, atol=1e-9)
@@ -494,7 +499,7 @@ def test_every_part_of_softmax_enters_the_output_set():
     out, step = attention_step(block, z, before, 4, LIMIT)
     w = randn(generator(1), 30, 4)
     by_head = (w @ block.w_o.T).unflatten(-1, (2, 2)).transpose(0, 1)  # (H, 30, e)
-    cover = softmax_cover(step.softmax, pt.values())
+    cover = softmax_cover(step.softmax, pt.P, pt.values())
     for part in (cover, step.product_gram):
         assert float(trace(part)[..., 1:].min()) > 0
     for i in range(4):
@@ -514,7 +519,7 @@ def test_adjoint_takes_the_support_of_every_part_of_softmax():
     along = torch.einsum("bkhie,bhije->bkhij", head, pt.values())
     amount = 0.1 + torch.rand(pt.P.shape, generator=generator(3)).double()
     nothing = torch.zeros_like(amount)
-    silent = {"error": nothing, "scores": nothing, "common": nothing}
+    silent = {"error": nothing, "scores": nothing, "common": nothing, "sloped": torch.ones_like(step.softmax.sloped)}
     for name, ledger in (("error", "softmax"), ("scores", "scores"), ("common", "softmax")):
         only = dataclasses.replace(step.softmax, **(silent | {name: amount}))
         losses = dataclasses.replace(step, softmax=only).pull(w, LIMIT)[1]
@@ -523,6 +528,48 @@ def test_adjoint_takes_the_support_of_every_part_of_softmax():
         else:
             wanted = (amount[:, None] * along.abs()).sum((-1, -2, -3))
         torch.testing.assert_close(losses[ledger], wanted)
+
+
+def test_adjoint_knows_that_rows_without_a_slope_stay_between_their_values():
+    block, before, z, _, pt = attention_case(6, (0.3, 0.1), d=4, heads=2)
+    _, step = attention_step(block, z, before, 4, LIMIT)
+    w = randn(generator(2), 1, 3, 4, 4)
+    along = torch.einsum("bkhie,bhije->bkhij", block.split_heads(w @ block.w_o.T), pt.values())
+    nothing, lost = torch.zeros_like(pt.P), torch.zeros_like(step.softmax.sloped)
+    for error in (10.0, 1e-3):
+        row = dataclasses.replace(
+            step.softmax, sloped=lost, common=nothing, scores=nothing, error=torch.full_like(nothing, error)
+        )
+        loss = dataclasses.replace(step, softmax=row).pull(w, LIMIT)[1]["softmax"]
+        visible = (-along).masked_fill(pt.hidden[:, None], -math.inf).amax(-1).clamp(min=0)
+        wanted = torch.minimum(error * along.abs().sum(-1), visible).sum((-1, -2))
+        torch.testing.assert_close(loss, wanted)
+
+
+@pytest.mark.parametrize(("S", "heavy"), [(2, 1.4), (3, 0.0), (12, 0.0), (12, 2.0)])
+@pytest.mark.parametrize("reach", [2.0, 5.0, 30.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_without_a_slope_are_covered_by_the_hull_of_their_values(seed, reach, S, heavy):
+    """All keys may rise by `reach`, but not together: sum_j p_j v'_j for the p that score changes really make."""
+    g = generator(seed)
+    U = 0.1 * randn(g, 1, 1, 1, S)
+    U[..., 0] += heavy
+    log_P = U.log_softmax(-1)
+    V = randn(g, 1, 1, S, 1 + seed)
+    values = (V - log_P.exp()[0, 0] @ V)[:, :, None]
+    nothing = torch.zeros_like(log_P)
+    s = softmax_step(
+        log_P, nothing, nothing + reach, torch.zeros(1, 1, 1, S, S).double(), torch.linalg.vector_norm(values, dim=-1)
+    )
+    cover = softmax_cover(s, log_P.exp(), values)[0, 0, 0]
+    assert not s.sloped.any()
+    up = torch.cat([torch.eye(S), 1 - torch.eye(S), torch.randint(2, (200, S), generator=g)]).double()
+    p = (U[0, 0, 0] + reach * (2 * up - 1)).softmax(-1)
+    w = torch.cat([randn(g, 50, 1 + seed), values[0, 0, 0]])
+    assert ((p @ values[0, 0, 0] @ w.T).abs().amax(0) <= support(cover, w) * (1 + 1e-9)).all()
+    if S == 12 and reach > 4:  # twelve keys that could each take the row: a box adds them up
+        box = (s.error * torch.linalg.vector_norm(values, dim=-1)).sum()
+        assert float(trace(cover).sqrt()) < 0.5 * float(box)
 
 
 def test_the_range_of_layernorm_survives_squares_that_overflow():

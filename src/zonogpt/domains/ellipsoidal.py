@@ -12,11 +12,13 @@ Derivations: docs/math.md, section "Method E".
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 BOUNDED = torch.float64
+MIRRORED, STRIPS = 512, 4  # from this width on, symmetric products are formed strip by strip up to the diagonal
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,38 @@ def support(Q: Tensor, w: Tensor) -> Tensor:
 
     In a direction that Q nearly does not have, w^T Q w may round to zero or below: `rounding` is added under the root.
     """
-    square = ((w @ Q) * w).sum(-1).clamp(min=0)
+    square = _forms(Q, w).clamp(min=0)
     return (square + rounding(Q)[..., None] * w.square().sum(-1)).sqrt()
+
+
+def _forms(Q: Tensor, w: Tensor) -> Tensor:
+    """w^T Q w for every row of w, (..., k). Many rows: from the part of Q on and below its diagonal, the rest twice."""
+    if min(w.shape[-2:]) < MIRRORED:
+        return ((w @ Q) * w).sum(-1)
+    total = torch.zeros((), dtype=Q.dtype, device=Q.device)
+    for part in _strips(Q.shape[-1]):
+        below = torch.cat([w[..., part], 2 * w[..., part.stop :]], dim=-1)
+        total = total + ((below @ Q[..., part.start :, part]) * w[..., part]).sum(-1)
+    return total
+
+
+def symmetric_product(A: Tensor, B: Tensor) -> Tensor:
+    """A @ B, for a product that is symmetric but for rounding: what lies above the diagonal strips is mirrored."""
+    d = A.shape[-2]
+    if d < MIRRORED:
+        return A @ B
+    batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
+    left, right = (x.expand(*batch, -1, -1).reshape(-1, *x.shape[-2:]) for x in (A, B))
+    out = torch.empty(len(left), d, d, dtype=A.dtype, device=A.device)
+    for part in _strips(d):
+        torch.bmm(left[:, part], right[:, :, : part.stop], out=out[:, part, : part.stop])
+        out[:, : part.start, part] = out[:, part, : part.start].mT
+    return out.reshape(*batch, d, d)
+
+
+def _strips(d: int) -> list[slice]:
+    edges = [d * k // STRIPS for k in range(STRIPS + 1)]
+    return [slice(*pair) for pair in pairwise(edges)]
 
 
 def rounding(Q: Tensor) -> Tensor:
@@ -65,8 +97,8 @@ def coordinate_radius(Q: Tensor) -> Tensor:
 
 def sandwich(Q: Tensor, A: Tensor) -> Tensor:
     """A^T Q A, the image under y -> y @ A (rows times matrix, as everywhere in this package), and its rounding."""
-    out = A.mT @ (Q @ A)
-    out.diagonal(dim1=-2, dim2=-1).add_(image_rounding(Q, A.square().sum((-1, -2)))[..., None])
+    out = symmetric_product(A.mT, Q @ A)
+    out.diagonal(dim1=-2, dim2=-1).add_(image_rounding(Q, torch.linalg.matrix_norm(A).square())[..., None])
     return out
 
 
@@ -112,8 +144,8 @@ def box_cover(A: Tensor, R: Tensor) -> Tensor:
     sum_k R_k^2 A_k A_k^T / w_k with weights w_k proportional to R_k |A_k|, which makes the trace smallest.
     """
     t = weights(R * torch.linalg.vector_norm(A, dim=-1), dim=-1)
-    scaled = A * (R / t.sqrt())[..., None]
-    return t.sum(-1)[..., None, None] * (scaled.mT @ scaled)
+    scaled = A * (R * (t.sum(-1, keepdim=True) / t).sqrt())[..., None]
+    return symmetric_product(scaled.mT, scaled)
 
 
 def lambda_max(Q: Tensor, squarings: int = 4) -> Tensor:
@@ -125,14 +157,13 @@ def lambda_max(Q: Tensor, squarings: int = 4) -> Tensor:
         if k > 0:
             size = trace(power) + floor  # at least 1 / d of the last one's square
             power, log_scale = power / size[..., None, None], log_scale + size.log()
-        power, log_scale = power @ power, 2 * log_scale
+        power, log_scale = symmetric_product(power, power), 2 * log_scale
     log_norm = (torch.linalg.matrix_norm(power) + floor).log() + log_scale
     outward = 1 + 4 * (Q.shape[-1] + 8) * torch.finfo(Q.dtype).eps  # each squaring rounds, and each root halves that
     return scale * (log_norm / 2.0**squarings).exp().clamp(max=1) * outward
 
 
 def rounded_out(Q: Tensor) -> Tensor:
-    """Q plus more of the identity than forming it can have rounded away, and than can have underflowed."""
-    out = Q.clone()
-    out.diagonal(dim1=-2, dim2=-1).add_((rounding(Q) + 64 * torch.finfo(Q.dtype).tiny)[..., None])
-    return out
+    """Q, changed in place, with more of the identity than forming it rounded away, and than can have underflowed."""
+    Q.diagonal(dim1=-2, dim2=-1).add_((rounding(Q) + 64 * torch.finfo(Q.dtype).tiny)[..., None])
+    return Q

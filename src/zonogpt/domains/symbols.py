@@ -41,11 +41,15 @@ class SymbolSums:
             # Box to ellipsoid with weights proportional to |T_j|.
             length = weights(length, dim=-1)
             scaled = T / length.sqrt()[..., None]
-            self._lengths = self._plus(self._lengths, length.sum(-1))
+            self._lengths = self._join(self._lengths, length.sum(-1))
         else:
             scaled = T
             self._lengths = self._join(self._lengths, length.amax(-1))
-        self._gram = self._plus(self._gram, scaled.mT @ scaled)
+        if self._gram is None:
+            self._gram = scaled.mT @ scaled
+        else:
+            flat = scaled.flatten(0, -3)
+            self._gram.flatten(0, -3).baddbmm_(flat.mT, flat)
 
     @property
     def radius(self) -> Tensor:
@@ -59,7 +63,7 @@ class SymbolSums:
         if self.p == math.inf:
             return rounded_out(self._lengths[..., None, None] * self._gram)
         if self.p == 2:
-            return rounded_out(self._gram)
+            return rounded_out(self._gram.clone())
         # The l_1 ball lies in the l_2 ball, and in the hull of the T_j: the smaller of the Gram and a round ball.
         k = self._gram.shape[-1]
         ball = self._lengths.square()[..., None, None] * torch.eye(k, dtype=self._gram.dtype, device=self._gram.device)
@@ -77,7 +81,3 @@ class SymbolSums:
         if self.p == math.inf:
             return old + new
         return torch.hypot(old, new) if self.p == 2 else torch.maximum(old, new)
-
-    @staticmethod
-    def _plus(old: Tensor | None, new: Tensor) -> Tensor:
-        return new if old is None else old + new

@@ -8,6 +8,7 @@ B is linearised at the (moved) centre of LayerNorm's output, with softmax's best
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -67,7 +68,10 @@ class AttentionStep:
         w = block.split_heads(functionals @ block.w_o.T)  # (B, K, H, I, e)
         along = w @ point.V[:, None].mT - (w * point.O[:, None]).sum(-1, keepdim=True)  # w . v'_ij, (B, K, H, I, S)
         size = along.abs()
-        softmax = (s.error[:, None] * size).sum((-1, -2, -3)) + (s.common[:, None] * along).sum(-1).abs().sum((-1, -2))
+        softmax = (s.error[:, None] * size).sum(-1) + (s.common[:, None] * along).sum(-1).abs()  # (B, K, H, I)
+        # Without a slope the row moves to sum_j p_j v'_j, between the smallest and the largest of the w . v'_j.
+        fall = (-along).masked_fill(point.hidden[:, None], -math.inf).amax(-1).clamp(min=0)
+        softmax = torch.where(s.sloped[:, None], softmax, torch.minimum(softmax, fall)).sum((-1, -2))
         scores = (s.scores[:, None] * size).sum((-1, -2, -3))
         by_head = w.permute(0, 2, 3, 1, 4)  # (B, H, I, K, e)
         apart = support(self.value_gram, by_head.flatten(2, 3)[:, :, None]).unflatten(-1, (I, -1))  # (B, H, n, I, K)
@@ -129,7 +133,7 @@ def attention_step(
     del kept, images
     value_gram = minkowski(sums.V.cover, pr.VV_heads)
     product = value_products(point, s, score_gram, value_gram)
-    local = minkowski(softmax_cover(s, values), product)
+    local = minkowski(softmax_cover(s, point.P, values), product)
     Q = error_images(point, norm, z, pr, errors.key, score_values, local, limit)
     shift = (s.shift[..., None, :] @ values).squeeze(-2)  # (B, H, I, e)
     c = z.c[:, -n_queries:] + block.join_heads(point.O + shift) @ block.w_o + block.b_o
@@ -149,11 +153,18 @@ def score_products(point: AttentionPoint, sums: TangentSums, pr: Projections) ->
     return (R_U * point.block.scale).masked_fill(point.hidden, 0.0)
 
 
-def softmax_cover(s: SoftmaxStep, values: Tensor) -> Tensor:
-    """(B, H, I, e, e): contains sum_j (xi common_j + xi_j (error_j + scores_j)) v'_j; values (B, H, I, S, e)."""
+def softmax_cover(s: SoftmaxStep, P: Tensor, values: Tensor) -> Tensor:
+    """(B, H, I, e, e): contains sum_j (xi common_j + xi_j (error_j + scores_j)) v'_j; values (B, H, I, S, e).
+
+    Without a slope that sum is sum_j p_j v'_j for a distribution p with p_j <= P_j + total_j, and
+    (sum_j p_j l_j)^2 <= sum_j p_j l_j^2: probabilities add up to 1, however many keys may rise.
+    """
     common = s.common[..., None, :] @ values  # one more direction, with coefficient xi
     size = torch.cat([s.error + s.scores, torch.ones_like(s.error[..., :1])], dim=-1)
-    return box_cover(torch.cat([values, common], dim=-2), size)
+    box = box_cover(torch.cat([values, common], dim=-2), size)
+    hull = values.mT @ ((P + s.total)[..., None] * values)
+    smaller = ~s.sloped & (trace(hull) < trace(box))
+    return torch.where(smaller[..., None, None], hull, box)
 
 
 def value_products(point: AttentionPoint, s: SoftmaxStep, score_gram: Tensor, value_gram: Tensor) -> Tensor:

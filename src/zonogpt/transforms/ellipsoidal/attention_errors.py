@@ -94,8 +94,8 @@ def error_scores(point: AttentionPoint, pr: Projections) -> ErrorScores:
     # Own token: a_j = (K_j - Kbar) / sqrt(e) meets the query's change, (delta_ij - P_ii) Q_i / sqrt(e) the key's.
     a = (point.K[:, :, None] - (P @ point.K)[:, :, :, None]) * scale  # (B, H, I, S, e)
     kept = own.to(P.dtype) - (P * own).sum(-1, keepdim=True)
-    own_merged = pr.merged[:, None, -point.n_queries :]
-    shared = pr.keys[..., None, :] @ own_merged @ by_head(point.block.projections[0], a.shape[1])[:, None]
+    met = (pr.keys.transpose(1, 2) @ pr.merged[:, -point.n_queries :]).transpose(1, 2)  # (B, H, I, d)
+    shared = (met @ by_head(point.block.projections[0], a.shape[1]))[..., None, :]
     mixed = (a @ shared.mT * scale).squeeze(-1)
     own_key = (moved_key * own).sum(-1)[..., None, None]
     own_gram = a @ pr.QQ @ a.mT + mixed[..., :, None] * kept[..., None, :] + kept[..., :, None] * mixed[..., None, :]
@@ -140,7 +140,7 @@ def error_images(
     carried = sandwich(z.Q[:, -I:], norm.last(I).with_skip(own_map))
     fresh = sandwich(norm.error_gram[:, -I:], own_map)
     t_own = weights(torch.stack([trace(carried), trace(fresh)]).sqrt(), 0)  # (2, B, I)
-    out = carried / t_own[0, ..., None, None] + fresh / t_own[1, ..., None, None]
+    out = carried.div_(t_own[0, ..., None, None]).addcdiv_(fresh, t_own[1, ..., None, None])
     total = t_own.sum(0) + t_local.sum(1)
     crossed_total = []
     for part in chunks(I, _query_bytes(point), limit):
@@ -149,7 +149,7 @@ def error_images(
         head_blocks(inner, H).add_(blocks)
         out[:, part] += sandwich(inner, point.block.w_o)
         crossed_total.append(t_crossed)
-    return (total + torch.cat(crossed_total, dim=1))[..., None, None] * out
+    return out.mul_((total + torch.cat(crossed_total, dim=1))[..., None, None])
 
 
 def _query_bytes(point: AttentionPoint) -> int:
@@ -221,6 +221,6 @@ def _own_map(point: AttentionPoint, keys: Tensor, score_values: Tensor) -> Tenso
     own_b = ((weighted * point.own)[..., None, :] @ score_values).squeeze(-2)  # (B, H, I, e)
     by_query = (weighted[..., None] * point.K[:, :, None]).mT @ score_values  # (B, H, I, e, e)
     heads = torch.einsum("dhf,bhife->bidhe", w_q, by_query)
-    heads = heads + w_v * own_P.permute(0, 2, 1)[:, :, None, :, None]
-    heads = heads + keys.permute(0, 2, 3, 1)[..., None] * own_b.permute(0, 2, 1, 3)[:, :, None]
+    heads.addcmul_(w_v, own_P.permute(0, 2, 1)[:, :, None, :, None])
+    heads.addcmul_(keys.permute(0, 2, 3, 1)[..., None], own_b.permute(0, 2, 1, 3)[:, :, None])
     return heads.flatten(-2) @ block.w_o

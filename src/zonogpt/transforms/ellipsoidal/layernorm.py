@@ -29,6 +29,7 @@ from zonogpt.domains.ellipsoidal import (
     rounded_out,
     support,
     trace,
+    weights,
 )
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.symbols import SymbolSums, dual_norm
@@ -69,7 +70,11 @@ class LayerNormStep:
 
     def with_skip(self, A: Tensor) -> Tensor:
         """The matrix (B, n, d, d) of v -> v + (J v) @ A, for A (B, n, d, d)."""
-        through = self._normalised((self.norm.gamma[:, None] * A).mT).mT  # the normalised Jacobian is symmetric
+        through = A * (self.norm.gamma * self._rho)[..., None]
+        ones, d = torch.ones_like(self.z0), A.shape[-1]
+        seen = torch.stack([ones / d, self.z0 / (d * self.a0[..., None])], dim=-2) @ through  # (B, n, 2, d)
+        taken = torch.stack([ones, self.z0], dim=-1)  # (B, n, d, 2)
+        through.flatten(0, 1).baddbmm_(taken.flatten(0, 1), seen.flatten(0, 1), alpha=-1)
         through.diagonal(dim1=-2, dim2=-1).add_(1.0)
         return through
 
@@ -81,18 +86,23 @@ class LayerNormStep:
         """Without the error's Gram: the backward pass meets the error itself, and the Gram is as large as Q."""
         return dataclasses.replace(self, error_gram=self.error_gram[..., :0, :0].clone())
 
+    @property
+    def _rho(self) -> Tensor:
+        """(B, n, 1): 1 / sqrt(a0), or 0 where not sloped."""
+        return (self.sloped * self.a0.rsqrt())[..., None]
+
     def _normalised(self, v: Tensor) -> Tensor:
         """J v / gamma, for v (B, n, k, d)."""
         return self._times(torch.ones_like(self.norm.gamma), v)
 
     def _times(self, gamma: Tensor, v: Tensor) -> Tensor:
-        """gamma (rho (v - mean v) - rho^3 / d (z0 . v) z0), rho = 1 / sqrt(a0), or 0 where not sloped.
+        """gamma (rho (v - mean v) - rho^3 / d (z0 . v) z0).
 
         Both corrections are one product of inner length 2: v, the largest array there is, is read few times. z0 is
         mean-free, so z0 . v needs no centring.
         """
         d = v.shape[-1]
-        rho = (self.sloped * self.a0.rsqrt())[..., None]  # (B, n, 1)
+        rho = self._rho
         seen = v @ torch.stack([torch.full_like(self.z0, 1 / d), self.z0], dim=-1)  # (B, n, k, 2)
         taken = torch.stack([gamma * rho, gamma * self.z0 * rho / (d * self.a0[..., None])], dim=-2)  # (B, n, 2, d)
         out = (v * (gamma * rho)[..., None, :]).flatten(0, 1)
@@ -179,7 +189,6 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope, limit: int) -> Layer
 
     A, B, delta = scalar_remainders(norm2, a0, norm.tau, d, z0_dot, r)
     largest, half, shift = torch.maximum(A, B), (A + B) / 2, (B - A) / 2
-    line = z0 * half[..., None]
     # -k (z0 . D) D over the ellipsoid of D: half of the product of the two extents, around -k/2 Q_D z0.
     k = a0.rsqrt() / (d * a0)
     bent = (Q_D @ z0[..., None]).squeeze(-1)
@@ -187,15 +196,15 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope, limit: int) -> Layer
     polar = halved < delta
     bend = torch.where(polar[..., None], -0.5 * k[..., None] * bent, torch.zeros_like(bent))
     factor = torch.where(polar, halved, delta)
-    taylor = minkowski(line[..., :, None] * line[..., None, :], factor.square()[..., None, None] * Q_D)
     # |xhat|^2 = d (a - tau) / a grows with a, and sqrt(d (a - tau)) <= |z0| + r.
     reach = norm2.sqrt() + r
     floor = torch.full_like(reach, math.sqrt(norm.tau))
     ball = reach / torch.hypot(floor, reach / math.sqrt(d))  # no square that could overflow
-    sphere = torch.eye(d, dtype=Q.dtype, device=Q.device) - 1 / d
+    # The Minkowski sum of the line z0 half and of factor times D's ellipsoid: line z0 z0^T + copy Q_D.
+    t = weights(torch.stack([norm2.sqrt() * half, trace(Q_D).sqrt() * factor]), dim=0)
+    line, copy = t.sum(0) / t * torch.stack([half, factor]).square()
     # Any slope is sound, zero too: where it leaves the smaller error there is nothing to gain from the Jacobian.
-    sloped = trace(taylor) < ball.square() * trace(sphere)  # NaN or inf: not sloped
-    error = torch.where(sloped[..., None, None], taylor, ball.square()[..., None, None] * sphere)
+    sloped = line * norm2 + copy * trace(Q_D) < ball.square() * (d - 1)  # NaN or inf: not sloped
     x_hat = torch.where(sloped[..., None], z0 * (a0.rsqrt() + shift)[..., None] + bend, torch.zeros_like(z0))
     gamma = norm.gamma
     return LayerNormStep(
@@ -211,14 +220,31 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope, limit: int) -> Layer
         delta=delta,
         bend=bend,
         ball=ball,
-        error_gram=rounded_out(gamma[:, None] * error * gamma),
+        error_gram=_error_gram(
+            gamma, z0, Q_D, torch.where(sloped, line, 0.0), torch.where(sloped, copy, 0.0), ball.square() * ~sloped
+        ),
     )
 
 
+def _error_gram(gamma: Tensor, z0: Tensor, Q_D: Tensor, line: Tensor, copy: Tensor, sphere: Tensor) -> Tensor:
+    """gamma (line z0 z0^T + copy Q_D + sphere (1 - 1 1^T / d)) gamma, with three numbers per token. Q_D is used up."""
+    ones, d = torch.ones_like(z0), z0.shape[-1]
+    left = torch.stack([z0 * line[..., None], ones * (-sphere / d)[..., None]], dim=-1)  # (B, n, d, 2)
+    out = Q_D.mul_(copy[..., None, None])
+    out.flatten(0, 1).baddbmm_(left.flatten(0, 1), torch.stack([z0, ones], dim=-2).flatten(0, 1))
+    out.diagonal(dim1=-2, dim2=-1).add_(sphere[..., None])
+    return rounded_out(out.mul_(gamma[:, None] * gamma))
+
+
 def centred_gram(Q: Tensor) -> Tensor:
-    """The Gram of y - mean(y)."""
-    Q = Q - Q.mean(-1, keepdim=True)
-    return Q.sub_(Q.mean(-2, keepdim=True))
+    """The Gram of y - mean(y), and its rounding: Q - m 1^T - 1 (m - mean m)^T, m the means of the rows."""
+    m = Q.mean(-1)
+    ones = torch.ones_like(m)
+    left = torch.stack([m, ones], dim=-1).flatten(0, 1)
+    right = torch.stack([ones, m - m.mean(-1, keepdim=True)], dim=-2).flatten(0, 1)
+    out = torch.baddbmm(Q.flatten(0, 1), left, right, alpha=-1).view_as(Q)
+    out.diagonal(dim1=-2, dim2=-1).add_(image_rounding(Q, Q.new_ones(()))[..., None])
+    return out
 
 
 def scalar_remainders(

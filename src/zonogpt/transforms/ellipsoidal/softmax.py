@@ -27,10 +27,11 @@ class SoftmaxStep:
     """sum_j (p_j - P_j) v_j = sum_j (P_j slope_j delta_j + shift_j + xi common_j + xi_j (error_j + scores_j)) v'_j
 
     for every v, with |xi|, |xi_j| <= 1, where delta is the part of the centred score change that is linear in the
-    domain's symbols. Also |p_j - P_j| <= total_j and |p_j - P_j - P_j delta_j| <= residual_j. Slope and shift are 0
-    where the row's range leaves a smaller error.
+    domain's symbols. Also |p_j - P_j| <= total_j and |p_j - P_j - P_j delta_j| <= residual_j. In rows that are not
+    `sloped`, slope, shift, common and scores are 0: the row's range leaves a smaller error.
     """
 
+    sloped: Tensor  # (B, H, I) booleans
     slope: Tensor
     shift: Tensor
     common: Tensor
@@ -59,13 +60,15 @@ def softmax_step(log_P: Tensor, linear: Tensor, R_U: Tensor, score_gram: Tensor,
     scores = P * (slope.abs() * R_U + (slope - 1).abs() * mean_R)
 
     deviation = softmax_deviation(log_P, W)
-    sloped = ((error + scores + half_zeta * constant.abs()) * length).sum(-1) < (deviation * length).sum(-1)
+    range_ = torch.minimum((deviation * length).sum(-1), ((P + deviation) * length.square()).sum(-1).sqrt())
+    sloped = ((error + scores + half_zeta * constant.abs()) * length).sum(-1) < range_
     keep = sloped[..., None] & ~hidden  # NaN or inf: not sloped
     # p_j = (1 - zeta) P_j e^delta_j, and p_j - P_j - P_j delta_j = P_j ((1 - zeta) psi(delta_j) - zeta (1 + delta_j)).
     total = P * torch.maximum(torch.expm1(W), 2 * half_zeta * torch.exp(-W) - torch.expm1(-W))
     residual = P * (torch.maximum(psi(W), 2 * half_zeta * (1 + W)) + rest)
     nothing = torch.zeros_like(P)
     return SoftmaxStep(
+        sloped=sloped,
         slope=torch.where(keep, slope, nothing),
         shift=torch.where(keep, (1 - half_zeta) * constant, nothing),
         common=torch.where(keep, half_zeta * constant, nothing),
