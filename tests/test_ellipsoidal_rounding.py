@@ -15,7 +15,7 @@ import torch
 from builders import generator, randn
 from test_ellipsoidal_steps import LIMIT, attention_case
 from zonogpt.domains import ellipsoidal as domain
-from zonogpt.domains.ellipsoidal import lambda_max, sandwich, support
+from zonogpt.domains.ellipsoidal import lambda_max, rounded_out, sandwich, support, symmetrised
 from zonogpt.domains.symbols import SymbolSums
 from zonogpt.tensors import map_tensors
 from zonogpt.transforms.ellipsoidal.attention_errors import _crossed, error_images, error_scores, project
@@ -35,6 +35,12 @@ def lowest_eigenvalue(difference):
     """Of a symmetric matrix, in units of its largest entry."""
     difference = (difference + difference.mT) / 2
     return float((torch.linalg.eigvalsh(difference)[..., 0] / difference.abs().amax((-1, -2)).clamp(min=1e-300)).min())
+
+
+def image_that_cancels(g, d):
+    """A factor (d, 1) and a map (d, d) that sends it to zero but for rounding."""
+    F, A = randn(g, d, 1), randn(g, d, d)
+    return F, A - F @ (F.mT @ A) / F.square().sum()
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -58,6 +64,61 @@ def test_centred_grams_contain_the_exact_ones(seed):
     truth = np.array(centre) @ exact(Q) @ np.array(centre)
     difference = torch.tensor((exact(centred_gram(Q[None, None])[0, 0]) - truth).astype(float))
     assert lowest_eigenvalue(difference) > 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_centred_images_contain_the_exact_ones(seed):
+    """Of an image that is all rounding the antisymmetric part is as large as the rest; means of rows would see it."""
+    g = generator(seed)
+    F, A = image_that_cancels(g, 7)
+    Q = symmetrised(F @ F.mT)
+    centre = np.array([[Fraction(int(i == j)) - Fraction(1, 7) for j in range(7)] for i in range(7)])
+    truth = centre @ exact(A).T @ exact(Q) @ exact(A) @ centre
+    image = rounded_out(sandwich(Q[None, None], A))
+    assert torch.equal(image, image.mT)
+    difference = torch.tensor((exact(centred_gram(image)[0, 0]) - truth).astype(float))
+    assert lowest_eigenvalue(difference) > 0
+
+
+@pytest.mark.parametrize("mirrored", [2, 512])
+@pytest.mark.parametrize("seed", range(4))
+def test_images_of_images_contain_the_exact_ones(seed, mirrored, monkeypatch):
+    monkeypatch.setattr(domain, "MIRRORED", mirrored)
+    g = generator(seed)
+    F, A = image_that_cancels(g, 16)
+    Q = symmetrised(F @ F.mT)
+    B = randn(g, 16, 2) @ torch.randint(-2, 3, (2, 16), generator=g).double()
+    truth = exact(B).T @ (exact(A).T @ exact(Q) @ exact(A)) @ exact(B)
+    difference = exact(sandwich(sandwich(Q, A), B)) - truth
+    difference = (difference + difference.T) / 2
+    # Nearly all of it is zero: only exact arithmetic can tell the sign.
+    worst = np.linalg.eigh(difference.astype(float))[1][:, 0]
+    worst = np.vectorize(Fraction, otypes=[object])(worst)
+    assert worst @ difference @ worst > 0
+
+
+@pytest.mark.parametrize("mirrored", [2, 512])
+def test_grams_are_symmetric_where_parts_cancel(mirrored, monkeypatch):
+    monkeypatch.setattr(domain, "MIRRORED", mirrored)
+    _, _, z, norm, pt = attention_case(3, (0.3, 0.2), S=5, d=8)
+    pr = project(pt, domain.minkowski(norm.jacobian_gram(z.Q), norm.error_gram))
+    values = pt.values()
+    inner, _ = _crossed(pt, pr, error_scores(pt, pr).key, values, torch.ones(2).double(), slice(None))
+    g = generator(1)
+    F, A = image_that_cancels(g, 9)
+    for gram in (norm.jacobian_gram(z.Q), pr.VV, inner, sandwich(F @ F.mT, A), domain.box_cover(A, A[:, 0].abs())):
+        assert torch.equal(gram, gram.mT)
+
+
+def test_slack_grows_with_the_number_of_terms():
+    Q = torch.eye(3).double()
+    for terms in (1, 50, 100_000):
+        added = float(rounded_out(Q.clone(), terms)[0, 0]) - 1
+        assert added >= 0.99 * terms * 2.0**-53 * 3
+    many = SymbolSums(math.inf)
+    for _ in range(2):
+        many.add(torch.ones(1, 5000, 1).double())
+    assert float(many.cover) - 1e8 >= 0.99 * 10_000 * 2.0**-53 * 1e8
 
 
 @pytest.mark.parametrize("seed", range(20))

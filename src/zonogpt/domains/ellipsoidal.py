@@ -3,9 +3,10 @@
     x_s = c_s + sum_j G_s,j eps_j + phi_s,     ||eps||_p <= 1 shared by all tokens,     phi_s in the ellipsoid Q_s
 
 p is infinity for a box of inputs, 2 or 1 for balls. The ellipsoid of a Gram matrix Q is { y : w.y <= sqrt(w^T Q w) for
-every w }, so a linear map y -> y @ A sends Q to A^T Q A and no factor of Q is ever needed. Shapes, for a batch of B
-inputs of one model: c (B, n, d), G (B, n, m, d), Q (B, n, d, d). Tokens come first because the heavy products are per
-token.
+every w }, so a linear map y -> y @ A sends Q to A^T Q A and no factor of Q is ever needed. Q and Q^T may differ by what
+rounding explains relative to Q's own trace, and by no more: images, in which parts may cancel, are `symmetrised`.
+Shapes, for a batch of B inputs of one model: c (B, n, d), G (B, n, m, d), Q (B, n, d, d). Tokens come first because the
+heavy products are per token.
 Derivations: docs/math.md, section "Method E".
 """
 
@@ -63,17 +64,26 @@ def _forms(Q: Tensor, w: Tensor) -> Tensor:
 
 
 def symmetric_product(A: Tensor, B: Tensor) -> Tensor:
-    """A @ B, for a product that is symmetric but for rounding: what lies above the diagonal strips is mirrored."""
+    """A @ B, for a product that is symmetric but for rounding, and exactly so what comes out.
+
+    Wide ones are formed strip by strip up to the diagonal, and mirrored.
+    """
     d = A.shape[-2]
     if d < MIRRORED:
-        return A @ B
+        return symmetrised(A @ B)
     batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
     left, right = (x.expand(*batch, -1, -1).reshape(-1, *x.shape[-2:]) for x in (A, B))
     out = torch.empty(len(left), d, d, dtype=A.dtype, device=A.device)
     for part in _strips(d):
         torch.bmm(left[:, part], right[:, :, : part.stop], out=out[:, part, : part.stop])
         out[:, : part.start, part] = out[:, part, : part.start].mT
+        out[:, part, part] = symmetrised(out[:, part, part])
     return out.reshape(*batch, d, d)
+
+
+def symmetrised(Q: Tensor) -> Tensor:
+    """(Q + Q^T) / 2. A quadratic form does not see the difference, but strips and means of rows do."""
+    return (Q + Q.mT).mul_(0.5)
 
 
 def _strips(d: int) -> list[slice]:
@@ -81,13 +91,14 @@ def _strips(d: int) -> list[slice]:
     return [slice(*pair) for pair in pairwise(edges)]
 
 
-def rounding(Q: Tensor) -> Tensor:
+def rounding(Q: Tensor, terms: int = 0) -> Tensor:
     """(...): by how much w^T Q w, for |w| = 1, or an entry of A^T Q A, for columns of length 1, can be off.
 
     A product of inner length d errs by at most gamma_d |A||B| with gamma_d = d u / (1 - d u), u = eps / 2, and
     |Q_ab| <= sqrt(Q_aa Q_bb) makes |w|^T |Q| |w| <= |w|^2 trace(Q). Two such products and some sums: 4 (d + 8) u.
+    Q may be a sum of `terms` squares: (terms + 32) u.
     """
-    return 2 * (Q.shape[-1] + 8) * torch.finfo(Q.dtype).eps * trace(Q)
+    return max(2 * (Q.shape[-1] + 8), terms // 2 + 16) * torch.finfo(Q.dtype).eps * trace(Q)
 
 
 def coordinate_radius(Q: Tensor) -> Tensor:
@@ -163,7 +174,7 @@ def lambda_max(Q: Tensor, squarings: int = 4) -> Tensor:
     return scale * (log_norm / 2.0**squarings).exp().clamp(max=1) * outward
 
 
-def rounded_out(Q: Tensor) -> Tensor:
+def rounded_out(Q: Tensor, terms: int = 0) -> Tensor:
     """Q, changed in place, with more of the identity than forming it rounded away, and than can have underflowed."""
-    Q.diagonal(dim1=-2, dim2=-1).add_((rounding(Q) + 64 * torch.finfo(Q.dtype).tiny)[..., None])
+    Q.diagonal(dim1=-2, dim2=-1).add_((rounding(Q, terms) + 64 * torch.finfo(Q.dtype).tiny)[..., None])
     return Q

@@ -29,6 +29,7 @@ class SymbolSums:
         self._coordinates: Tensor | None = None
         self._gram: Tensor | None = None
         self._lengths: Tensor | None = None
+        self._count = 0
 
     def add(self, T: Tensor) -> None:
         """T (..., chunk, k)."""
@@ -36,6 +37,7 @@ class SymbolSums:
             self._coordinates = self._join(self._coordinates, dual_norm(T, self.p, -2))
         if not self.with_cover:
             return
+        self._count += T.shape[-2]
         length = torch.linalg.vector_norm(T, dim=-1)  # (..., chunk)
         if self.p == math.inf:
             # Box to ellipsoid with weights proportional to |T_j|.
@@ -49,7 +51,7 @@ class SymbolSums:
             self._gram = scaled.mT @ scaled
         else:
             flat = scaled.flatten(0, -3)
-            self._gram.flatten(0, -3).baddbmm_(flat.mT, flat)
+            self._gram.view(-1, *self._gram.shape[-2:]).baddbmm_(flat.mT, flat)
 
     @property
     def radius(self) -> Tensor:
@@ -61,13 +63,14 @@ class SymbolSums:
         assert self._gram is not None
         assert self._lengths is not None
         if self.p == math.inf:
-            return rounded_out(self._lengths[..., None, None] * self._gram)
+            return rounded_out(self._lengths[..., None, None] * self._gram, self._count)
         if self.p == 2:
-            return rounded_out(self._gram.clone())
+            return rounded_out(self._gram.clone(), self._count)
         # The l_1 ball lies in the l_2 ball, and in the hull of the T_j: the smaller of the Gram and a round ball.
         k = self._gram.shape[-1]
         ball = self._lengths.square()[..., None, None] * torch.eye(k, dtype=self._gram.dtype, device=self._gram.device)
-        return rounded_out(torch.where((trace(ball) < trace(self._gram))[..., None, None], ball, self._gram))
+        smaller = torch.where((trace(ball) < trace(self._gram))[..., None, None], ball, self._gram)
+        return rounded_out(smaller, self._count)
 
     def square(self) -> Tensor:
         assert self._lengths is not None

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from zonogpt.domains.chunks import chunks
-from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, bounded, image_rounding, sandwich, support, trace, weights
+from zonogpt.domains.ellipsoidal import (
+    EllipsoidalZonotope,
+    bounded,
+    image_rounding,
+    sandwich,
+    support,
+    symmetrised,
+    trace,
+    weights,
+)
 from zonogpt.transforms.ellipsoidal.attention_point import AttentionPoint
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep
 
@@ -189,7 +198,7 @@ def _crossed(
     left = P.permute(0, 2, 3, 1)[:, None, ..., None] * x + 0.5 * torch.einsum("bghin,bhine->bginhe", y, b)
     left = (left * inverse[:, None, ..., None, None]).flatten(-2)  # (B, G, i, n, d)
     bent = (left.mT @ b).permute(0, 2, 3, 1, 4).flatten(-2)  # (B, i, d, d)
-    inner = inner + bent + bent.mT
+    inner = symmetrised(inner + bent + bent.mT)
     # The summands may cancel, key by query and in the sum; what they round does not.
     of_value, of_key = _sizes(point, pr)
     summands = P * of_value[:, :, None] + torch.linalg.vector_norm(b, dim=-1) * of_key[:, :, queries]

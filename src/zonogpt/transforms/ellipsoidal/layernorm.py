@@ -28,6 +28,7 @@ from zonogpt.domains.ellipsoidal import (
     minkowski,
     rounded_out,
     support,
+    symmetrised,
     trace,
     weights,
 )
@@ -63,7 +64,7 @@ class LayerNormStep:
 
     def jacobian_gram(self, Q: Tensor) -> Tensor:
         """J Q J^T and its rounding, (B, n, d, d)."""
-        out = self.jacobian(self.jacobian(Q).mT)
+        out = symmetrised(self.jacobian(self.jacobian(Q).mT))
         size = self.norm.gamma.square().sum() * self.sloped / self.a0  # at least |J|_F^2
         out.diagonal(dim1=-2, dim2=-1).add_(image_rounding(Q, size)[..., None])
         return out
@@ -74,7 +75,7 @@ class LayerNormStep:
         ones, d = torch.ones_like(self.z0), A.shape[-1]
         seen = torch.stack([ones / d, self.z0 / (d * self.a0[..., None])], dim=-2) @ through  # (B, n, 2, d)
         taken = torch.stack([ones, self.z0], dim=-1)  # (B, n, d, 2)
-        through.flatten(0, 1).baddbmm_(taken.flatten(0, 1), seen.flatten(0, 1), alpha=-1)
+        through.view(-1, d, d).baddbmm_(taken.flatten(0, 1), seen.flatten(0, 1), alpha=-1)
         through.diagonal(dim1=-2, dim2=-1).add_(1.0)
         return through
 
@@ -231,7 +232,7 @@ def _error_gram(gamma: Tensor, z0: Tensor, Q_D: Tensor, line: Tensor, copy: Tens
     ones, d = torch.ones_like(z0), z0.shape[-1]
     left = torch.stack([z0 * line[..., None], ones * (-sphere / d)[..., None]], dim=-1)  # (B, n, d, 2)
     out = Q_D.mul_(copy[..., None, None])
-    out.flatten(0, 1).baddbmm_(left.flatten(0, 1), torch.stack([z0, ones], dim=-2).flatten(0, 1))
+    out.view(-1, d, d).baddbmm_(left.flatten(0, 1), torch.stack([z0, ones], dim=-2).flatten(0, 1))
     out.diagonal(dim1=-2, dim2=-1).add_(sphere[..., None])
     return rounded_out(out.mul_(gamma[:, None] * gamma))
 

@@ -62,6 +62,7 @@ def mlp_step(block: MlpBlock, z: EllipsoidalZonotope, limit: int) -> tuple[Ellip
     for part in chunks(z.m, z.c.numel() * z.c.element_size(), limit):
         G[:, :, part] = z.G[:, :, part] @ whole
     Q = minkowski(sandwich(z.Q, whole), sandwich(norm.error_gram, chain), box_cover(block.w_2, half))
-    out = EllipsoidalZonotope(c=z.c + (slope * centre + mid) @ block.w_2 + block.b_2, G=G, Q=rounded_out(Q), p=z.p)
+    c = z.c + (slope * centre + mid) @ block.w_2 + block.b_2
+    out = EllipsoidalZonotope(c, G, rounded_out(Q, terms=len(block.w_2)), z.p)
     require_finite("MLP output", out.c, out.G, out.Q)
     return out, MlpStep(block, norm.for_the_tape(), slope, half)
