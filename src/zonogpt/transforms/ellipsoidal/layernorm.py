@@ -201,11 +201,12 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope, limit: int) -> Layer
     reach = norm2.sqrt() + r
     floor = torch.full_like(reach, math.sqrt(norm.tau))
     ball = reach / torch.hypot(floor, reach / math.sqrt(d))  # no square that could overflow
-    # The Minkowski sum of the line z0 half and of factor times D's ellipsoid: line z0 z0^T + copy Q_D.
+    # The Minkowski sum of the line z0 half and of factor times D's ellipsoid: line line^T + copy Q_D.
     t = weights(torch.stack([norm2.sqrt() * half, trace(Q_D).sqrt() * factor]), dim=0)
-    line, copy = t.sum(0) / t * torch.stack([half, factor]).square()
+    line = z0 * (half * (t.sum(0) / t[0]).sqrt())[..., None]
+    copy = t.sum(0) / t[1] * factor.square()
     # Any slope is sound, zero too: where it leaves the smaller error there is nothing to gain from the Jacobian.
-    sloped = line * norm2 + copy * trace(Q_D) < ball.square() * (d - 1)  # NaN or inf: not sloped
+    sloped = line.square().sum(-1) + copy * trace(Q_D) < ball.square() * (d - 1)  # NaN or inf: not sloped
     x_hat = torch.where(sloped[..., None], z0 * (a0.rsqrt() + shift)[..., None] + bend, torch.zeros_like(z0))
     gamma = norm.gamma
     return LayerNormStep(
@@ -222,17 +223,21 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope, limit: int) -> Layer
         bend=bend,
         ball=ball,
         error_gram=_error_gram(
-            gamma, z0, Q_D, torch.where(sloped, line, 0.0), torch.where(sloped, copy, 0.0), ball.square() * ~sloped
+            gamma,
+            Q_D,
+            line=torch.where(sloped[..., None], line, 0.0),
+            copy=torch.where(sloped, copy, 0.0),
+            sphere=torch.where(sloped, 0.0, ball.square()),
         ),
     )
 
 
-def _error_gram(gamma: Tensor, z0: Tensor, Q_D: Tensor, line: Tensor, copy: Tensor, sphere: Tensor) -> Tensor:
-    """gamma (line z0 z0^T + copy Q_D + sphere (1 - 1 1^T / d)) gamma, with three numbers per token. Q_D is used up."""
-    ones, d = torch.ones_like(z0), z0.shape[-1]
-    left = torch.stack([z0 * line[..., None], ones * (-sphere / d)[..., None]], dim=-1)  # (B, n, d, 2)
+def _error_gram(gamma: Tensor, Q_D: Tensor, line: Tensor, copy: Tensor, sphere: Tensor) -> Tensor:
+    """gamma (line line^T + copy Q_D + sphere (1 - 1 1^T / d)) gamma; a vector and two numbers per token. Q_D is lost."""
+    ones, d = torch.ones_like(line), line.shape[-1]
+    left = torch.stack([line, ones * (-sphere / d)[..., None]], dim=-1)  # (B, n, d, 2)
     out = Q_D.mul_(copy[..., None, None])
-    out.view(-1, d, d).baddbmm_(left.flatten(0, 1), torch.stack([z0, ones], dim=-2).flatten(0, 1))
+    out.view(-1, d, d).baddbmm_(left.flatten(0, 1), torch.stack([line, ones], dim=-2).flatten(0, 1))
     out.diagonal(dim1=-2, dim2=-1).add_(sphere[..., None])
     return rounded_out(out.mul_(gamma[:, None] * gamma))
 
