@@ -17,6 +17,7 @@ from ellipsoidal_containment import (
 )
 from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, minkowski, sandwich, support, trace
 from zonogpt.domains.finite import NonFiniteBoundError
+from zonogpt.domains.symbols import SymbolSums
 from zonogpt.model.ir import LayerNorm, MlpBlock
 from zonogpt.transforms.ellipsoidal.attention import attention_step, score_products, softmax_cover, value_products
 from zonogpt.transforms.ellipsoidal.attention_errors import (
@@ -27,7 +28,7 @@ from zonogpt.transforms.ellipsoidal.attention_errors import (
     row_minkowski,
 )
 from zonogpt.transforms.ellipsoidal.attention_point import TangentSums, attention_point, branch_images, tangents
-from zonogpt.transforms.ellipsoidal.layernorm import layernorm_step, scalar_remainders
+from zonogpt.transforms.ellipsoidal.layernorm import centred_gram, layernorm_step, scalar_remainders
 from zonogpt.transforms.ellipsoidal.mlp import mlp_step
 from zonogpt.transforms.ellipsoidal.softmax import softmax_step
 from zonogpt.transforms.gelu import gelu
@@ -528,6 +529,26 @@ def test_adjoint_takes_the_support_of_every_part_of_softmax():
         else:
             wanted = (amount[:, None] * along.abs()).sum((-1, -2, -3))
         torch.testing.assert_close(losses[ledger], wanted)
+
+
+@pytest.mark.parametrize("reach", [(0.05, 0.0), (0.3, 0.2)])
+@pytest.mark.parametrize("seed", range(3))
+def test_layernorm_gram_holds_the_line_and_the_copy_of_d_together(seed, reach):
+    norm, z = (
+        layer_norm(generator(seed), 5),
+        ellipsoidal(seed, n=3, d=5, m=3, radius=reach[0], error=reach[1], p=math.inf),
+    )
+    step = layernorm_step(norm, z, LIMIT)
+    assert step.sloped.all()
+    spread = SymbolSums(math.inf)
+    spread.add(z.G - z.G.mean(-1, keepdim=True))
+    Q_D = minkowski(spread.cover, centred_gram(z.Q))
+    bend = step.a0.rsqrt() / (2 * 5 * step.a0) * support(Q_D, step.z0[..., None, :])[..., 0]
+    factor = torch.minimum(step.largest + bend, step.delta)
+    w = torch.cat([randn(generator(seed), 1, 3, 40, 5), step.z0[..., None, :]], dim=-2)
+    along = (w @ step.z0[..., None])[..., 0].abs() * step.half[..., None]
+    apart = along + factor[..., None] * support(Q_D, w)
+    assert (support(step.error_gram, w / norm.gamma) >= apart * (1 - 1e-9)).all()
 
 
 def test_adjoint_knows_that_rows_without_a_slope_stay_between_their_values():

@@ -233,7 +233,7 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope, limit: int) -> Layer
 
 
 def _error_gram(gamma: Tensor, Q_D: Tensor, line: Tensor, copy: Tensor, sphere: Tensor) -> Tensor:
-    """gamma (line line^T + copy Q_D + sphere (1 - 1 1^T / d)) gamma; a vector and two numbers per token. Q_D is lost."""
+    """gamma (line line^T + copy Q_D + sphere (1 - 1 1^T / d)) gamma: a vector, two numbers per token. Q_D is lost."""
     ones, d = torch.ones_like(line), line.shape[-1]
     left = torch.stack([line, ones * (-sphere / d)[..., None]], dim=-1)  # (B, n, d, 2)
     out = Q_D.mul_(copy[..., None, None])
