@@ -531,7 +531,7 @@ def test_adjoint_takes_the_support_of_every_part_of_softmax():
         torch.testing.assert_close(losses[ledger], wanted)
 
 
-@pytest.mark.parametrize("reach", [(0.05, 0.0), (0.3, 0.2)])
+@pytest.mark.parametrize("reach", [(0.05, 0.0), (0.1, 0.05)])
 @pytest.mark.parametrize("seed", range(3))
 def test_layernorm_gram_holds_the_line_and_the_copy_of_d_together(seed, reach):
     norm, z = (
