@@ -160,6 +160,8 @@ def test_judge_never_accepts_nan():
         ({"device": "toaster"}, "toaster"),
         ({"device": ["cpu"]}, "cpu"),
         ({"device": "meta"}, "meta"),
+        ({"device": "hpu"}, "hpu"),  # torch looks for a module of that name
+        ({"device": 10**20}, "1000000"),
         ({"method": ["A"]}, "method"),
         ({"timeout": -1}, "timeout"),
         ({"timeout": math.nan}, "timeout"),
