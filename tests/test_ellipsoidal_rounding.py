@@ -18,6 +18,7 @@ from zonogpt.domains import ellipsoidal as domain
 from zonogpt.domains.ellipsoidal import lambda_max, rounded_out, sandwich, support, symmetrised
 from zonogpt.domains.symbols import SymbolSums
 from zonogpt.tensors import map_tensors
+from zonogpt.transforms.ellipsoidal.attention import attention_step
 from zonogpt.transforms.ellipsoidal.attention_errors import _crossed, error_images, error_scores, project
 from zonogpt.transforms.ellipsoidal.attention_point import attention_point
 from zonogpt.transforms.ellipsoidal.layernorm import centred_gram, layernorm_step
@@ -100,13 +101,21 @@ def test_images_of_images_contain_the_exact_ones(seed, mirrored, monkeypatch):
 @pytest.mark.parametrize("mirrored", [2, 512])
 def test_grams_are_symmetric_where_parts_cancel(mirrored, monkeypatch):
     monkeypatch.setattr(domain, "MIRRORED", mirrored)
-    _, _, z, norm, pt = attention_case(3, (0.3, 0.2), S=5, d=8)
+    block, before, z, norm, pt = attention_case(3, (0.3, 0.2), S=5, d=8)
     pr = project(pt, domain.minkowski(norm.jacobian_gram(z.Q), norm.error_gram))
     values = pt.values()
     inner, _ = _crossed(pt, pr, error_scores(pt, pr).key, values, torch.ones(2).double(), slice(None))
     g = generator(1)
     F, A = image_that_cancels(g, 9)
-    for gram in (norm.jacobian_gram(z.Q), pr.VV, inner, sandwich(F @ F.mT, A), domain.box_cover(A, A[:, 0].abs())):
+    sums = SymbolSums(math.inf)
+    sums.add(randn(g, 1, 40, 9))
+    sums.add(randn(g, 1, 30, 9))
+    centred = centred_gram((sums.cover + 1e5)[None])
+    out, _ = attention_step(block, z, before, 5, LIMIT)
+    for gram in (
+        norm.jacobian_gram(z.Q), norm.error_gram, pr.merged, pr.VV, pr.QQ, pr.KK_heads, inner, sums.cover, centred,
+        sandwich(F @ F.mT, A), domain.box_cover(A, A[:, 0].abs()), out.Q,
+    ):  # fmt: skip
         assert torch.equal(gram, gram.mT)
 
 

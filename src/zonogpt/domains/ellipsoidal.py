@@ -3,10 +3,9 @@
     x_s = c_s + sum_j G_s,j eps_j + phi_s,     ||eps||_p <= 1 shared by all tokens,     phi_s in the ellipsoid Q_s
 
 p is infinity for a box of inputs, 2 or 1 for balls. The ellipsoid of a Gram matrix Q is { y : w.y <= sqrt(w^T Q w) for
-every w }, so a linear map y -> y @ A sends Q to A^T Q A and no factor of Q is ever needed. Q and Q^T may differ by what
-rounding explains relative to Q's own trace, and by no more: images, in which parts may cancel, are `symmetrised`.
-Shapes, for a batch of B inputs of one model: c (B, n, d), G (B, n, m, d), Q (B, n, d, d). Tokens come first because the
-heavy products are per token.
+every w }, so a linear map y -> y @ A sends Q to A^T Q A and no factor of Q is ever needed. Q is exactly symmetric:
+every step that forms one by products ends with `symmetrised`. Shapes, for a batch of B inputs of one model: c (B, n, d),
+G (B, n, m, d), Q (B, n, d, d). Tokens come first because the heavy products are per token.
 Derivations: docs/math.md, section "Method E".
 """
 
@@ -163,7 +162,7 @@ def lambda_max(Q: Tensor, squarings: int = 4) -> Tensor:
     """An upper bound of the largest eigenvalue: (trace Q^p)^(1/p) for p = 2^(squarings + 1), rescaled on the way."""
     floor = torch.finfo(Q.dtype).tiny
     scale = trace(Q) + floor
-    power, log_scale = Q / scale[..., None, None], torch.zeros_like(scale)
+    power, log_scale = symmetrised(Q) / scale[..., None, None], torch.zeros_like(scale)
     for k in range(squarings):
         if k > 0:
             size = trace(power) + floor  # at least 1 / d of the last one's square
@@ -176,5 +175,5 @@ def lambda_max(Q: Tensor, squarings: int = 4) -> Tensor:
 
 def rounded_out(Q: Tensor, terms: int = 0) -> Tensor:
     """Q, changed in place, with more of the identity than forming it rounded away, and than can have underflowed."""
-    Q.diagonal(dim1=-2, dim2=-1).add_((rounding(Q, terms) + 64 * torch.finfo(Q.dtype).tiny)[..., None])
+    Q.diagonal(dim1=-2, dim2=-1).add_((rounding(Q, terms) + (64 + terms) * torch.finfo(Q.dtype).tiny)[..., None])
     return Q

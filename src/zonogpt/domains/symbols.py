@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from zonogpt.domains.ellipsoidal import lambda_max, rounded_out, trace, weights
+from zonogpt.domains.ellipsoidal import lambda_max, rounded_out, symmetrised, trace, weights
 
 
 def dual_norm(values: Tensor, p: float, dim: int) -> Tensor:
@@ -63,13 +63,13 @@ class SymbolSums:
         assert self._gram is not None
         assert self._lengths is not None
         if self.p == math.inf:
-            return rounded_out(self._lengths[..., None, None] * self._gram, self._count)
+            return rounded_out(self._lengths[..., None, None] * symmetrised(self._gram), self._count)
         if self.p == 2:
-            return rounded_out(self._gram.clone(), self._count)
+            return rounded_out(symmetrised(self._gram), self._count)
         # The l_1 ball lies in the l_2 ball, and in the hull of the T_j: the smaller of the Gram and a round ball.
         k = self._gram.shape[-1]
         ball = self._lengths.square()[..., None, None] * torch.eye(k, dtype=self._gram.dtype, device=self._gram.device)
-        smaller = torch.where((trace(ball) < trace(self._gram))[..., None, None], ball, self._gram)
+        smaller = torch.where((trace(ball) < trace(self._gram))[..., None, None], ball, symmetrised(self._gram))
         return rounded_out(smaller, self._count)
 
     def square(self) -> Tensor:

@@ -23,6 +23,7 @@ from zonogpt.domains.ellipsoidal import (
     minkowski,
     rounded_out,
     support,
+    symmetric_product,
     trace,
     weights,
 )
@@ -162,7 +163,8 @@ def softmax_cover(s: SoftmaxStep, P: Tensor, values: Tensor) -> Tensor:
     common = s.common[..., None, :] @ values  # one more direction, with coefficient xi
     size = torch.cat([s.error + s.scores, torch.ones_like(s.error[..., :1])], dim=-1)
     box = box_cover(torch.cat([values, common], dim=-2), size)
-    hull = values.mT @ ((P + s.total)[..., None] * values)
+    scaled = (P + s.total).sqrt()[..., None] * values
+    hull = symmetric_product(scaled.mT, scaled)
     smaller = ~s.sloped & (trace(hull) < trace(box))
     return torch.where(smaller[..., None, None], hull, box)
 

@@ -18,6 +18,7 @@ from zonogpt.domains.ellipsoidal import (
     image_rounding,
     sandwich,
     support,
+    symmetric_product,
     symmetrised,
     trace,
     weights,
@@ -61,7 +62,7 @@ def _head_grams(merged: Tensor, w: Tensor, n_heads: int) -> Tensor:
     """(B, H, n, e, e): W_h^T merged W_h for every head, and its rounding."""
     wide = (merged @ w).unflatten(-1, (n_heads, -1)).permute(0, 3, 1, 2, 4)  # (B, H, n, d, e)
     w_heads = by_head(w, n_heads)[:, None]
-    out = w_heads.mT @ wide
+    out = symmetric_product(w_heads.mT, wide)
     slack = image_rounding(merged[:, None], w_heads.square().sum((-1, -2)))
     out.diagonal(dim1=-2, dim2=-1).add_(slack[..., None])
     return out

@@ -248,7 +248,7 @@ def centred_gram(Q: Tensor) -> Tensor:
     ones = torch.ones_like(m)
     left = torch.stack([m, ones], dim=-1).flatten(0, 1)
     right = torch.stack([ones, m - m.mean(-1, keepdim=True)], dim=-2).flatten(0, 1)
-    out = torch.baddbmm(Q.flatten(0, 1), left, right, alpha=-1).view_as(Q)
+    out = symmetrised(torch.baddbmm(Q.flatten(0, 1), left, right, alpha=-1)).view_as(Q)
     out.diagonal(dim1=-2, dim2=-1).add_(image_rounding(Q, Q.new_ones(()))[..., None])
     return out
 
