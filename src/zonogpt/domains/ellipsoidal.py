@@ -4,7 +4,7 @@
 
 p is infinity for a box of inputs, 2 or 1 for balls. The ellipsoid of a Gram matrix Q is { y : w.y <= sqrt(w^T Q w) for
 every w }, so a linear map y -> y @ A sends Q to A^T Q A and no factor of Q is ever needed. Q is exactly symmetric:
-every step that forms one by products ends with `symmetrised`. Shapes, for a batch of B inputs of one model: c (B, n, d),
+every step that forms one by products ends with `symmetrised`. Shapes, for a batch of B inputs of a model: c (B, n, d),
 G (B, n, m, d), Q (B, n, d, d). Tokens come first because the heavy products are per token.
 Derivations: docs/math.md, section "Method E".
 """
