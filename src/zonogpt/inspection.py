@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from zonogpt.errors import OptionError
-from zonogpt.methods.plan import Plan, Sizes, plan_ellipsoidal, plan_structured
-from zonogpt.methods.structured import TABLE, pool_limit
+from zonogpt.methods import METHODS
+from zonogpt.methods.plan import Plan, Sizes
+from zonogpt.methods.structured import pool_limit
 from zonogpt.model.ir import ImageEmbedding, Model
 from zonogpt.tensors import tensors_in
 from zonogpt.verify import check_limits, resolve_dtype
@@ -63,13 +64,7 @@ def inspect(
         inputs = moving * d
     limit = pool_limit(S, d, run_dtype, budget_bytes)
     sizes = Sizes(S, d, model.n_heads, model.hidden, len(model.blocks), inputs, per_token)
-    plans = {"E": plan_ellipsoidal(sizes, run_dtype.itemsize, 1, budget_bytes)}
-    plans |= {
-        name: plan_structured(
-            sizes, attention == "fused", mlp == "fused", start == "promoted", limit, run_dtype.itemsize
-        )
-        for name, (attention, mlp, start) in TABLE.items()
-    }
+    plans = {name: method.plan(sizes, run_dtype, budget_bytes) for name, method in METHODS.items()}
     n_parameters = count_parameters(model)
     run_parameters = count_parameters((model.blocks, model.head))
     return Inspection(

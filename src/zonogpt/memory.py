@@ -1,7 +1,8 @@
-"""Peak memory of a run: the device's own counter on a GPU, the process's resident peak on the CPU."""
+"""Memory: how much is free before a run, and the peak of a run (the process's resident one on the CPU)."""
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 from pathlib import Path
@@ -9,6 +10,30 @@ from pathlib import Path
 import torch
 
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_FREE, _GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+
+
+def free_bytes(device: torch.device) -> int:
+    """What could be allocated on this device now, as far as the system says; a container's own limit counts."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # held by torch, but free
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
+    try:
+        line = next(line for line in _FREE.read_text().splitlines() if line.startswith("MemAvailable"))
+        free = int(line.split()[1]) * 1024
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # no Linux: all there is
+    try:
+        limit = int((_GROUP / "memory.max").read_text())  # "max" without a limit
+        return min(free, limit - int((_GROUP / "memory.current").read_text()) + _reclaimable())
+    except (OSError, ValueError):
+        return free
+
+
+def _reclaimable() -> int:
+    """Of a container: file pages that count as used, and that the system takes back when memory is short."""
+    lines = (line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
+    return sum(int(value) for name, value in lines if name in ("inactive_file", "active_file"))
 
 
 def reset_peak(device: torch.device) -> None:

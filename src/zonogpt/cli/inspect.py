@@ -60,8 +60,7 @@ def show(found: Inspection) -> None:
         table.add_row(
             name,
             METHODS[name].summary,
-            f"{plan.shared:,}",
-            "-" if plan.local is None else f"{plan.local:,}",
+            *("-" if count is None else f"{count:,}" for count in (plan.shared, plan.local)),
             gib(plan.peak_bytes + found.weight_bytes + PROCESS_BYTES),
         )
     console.print(table)

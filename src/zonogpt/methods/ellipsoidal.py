@@ -8,6 +8,7 @@ that the forward pass left behind and meets each error where it was born, before
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,8 +19,9 @@ from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, coordinate_radius
 from zonogpt.domains.finite import NonFiniteBoundError, require_finite
 from zonogpt.domains.symbols import dual_norm
 from zonogpt.errors import OptionError
+from zonogpt.memory import free_bytes
 from zonogpt.methods.method import Bounds, NonFiniteBlockError, OnBlock, Progress
-from zonogpt.methods.plan import MOST_KEPT_BYTES, Sizes, chunk_bytes, kept_bytes, plan_ellipsoidal
+from zonogpt.methods.plan import MOST_KEPT_BYTES, Plan, Sizes, chunk_bytes, kept_bytes, plan_ellipsoidal, whole_sizes
 from zonogpt.model.ir import AttentionBlock, Model
 from zonogpt.result import Ledger, LedgerEntry
 from zonogpt.spec.inputs import centre_and_noise
@@ -61,6 +63,12 @@ class EllipsoidalMethod:
     name: str = "E"
     summary: str = "error ellipsoids, adjoint claim pass"
 
+    def sizes(self, model: Model, spec: Spec) -> Sizes:
+        return sizes(model, spec)
+
+    def plan(self, sizes: Sizes, dtype: torch.dtype, budget_bytes: int | None) -> Plan:
+        return plan_ellipsoidal(sizes, dtype.itemsize, 1, budget_bytes)
+
     def batches(self, model: Model, specs: Sequence[Spec], budget_bytes: int | None) -> list[list[int]]:
         """Specs of one shape, as many together as the budget holds."""
         groups: dict[object, list[int]] = {}
@@ -101,15 +109,13 @@ class EllipsoidalMethod:
 def default_budget(device: torch.device) -> int:
     """Bytes for a batch: much of a free GPU; on a CPU enough to fill the cores, and no more than the caches like."""
     if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # held by torch, but free
-        return int(0.7 * (torch.cuda.mem_get_info(device)[0] + unused))
+        return int(0.7 * free_bytes(device))
     return 1 << 30
 
 
 def sizes(model: Model, spec: Spec) -> Sizes:
-    moving = int((spec.input.upper > spec.input.lower).sum()) if spec.input.radius else 1
-    n = spec.input.n_tokens - first_moving(model, spec)
-    return Sizes(n, model.width, model.n_heads, model.hidden, len(model.blocks), moving, 0)
+    """Of the tokens from the first that moves on: method E does not propagate the others."""
+    return dataclasses.replace(whole_sizes(model, spec), n_tokens=spec.input.n_tokens - first_moving(model, spec))
 
 
 def first_moving(model: Model, spec: Spec) -> int:

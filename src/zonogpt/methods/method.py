@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from zonogpt.methods.plan import Plan, Sizes
 from zonogpt.model.ir import Model
 from zonogpt.result import Ledger
 from zonogpt.spec.spec import Spec
@@ -40,6 +42,12 @@ class Method(Protocol):
     def summary(self) -> str:
         """One line for `zonogpt inspect` and the docs."""
 
+    def sizes(self, model: Model, spec: Spec) -> Sizes:
+        """What the cost of this spec depends on."""
+
+    def plan(self, sizes: Sizes, dtype: torch.dtype, budget_bytes: int | None) -> Plan:
+        """The memory that one input of these sizes will need, counted before it runs."""
+
     def batches(self, model: Model, specs: Sequence[Spec], budget_bytes: int | None) -> list[list[int]]:
         """Indices of specs that are best bounded together."""
 
@@ -47,6 +55,10 @@ class Method(Protocol):
         self, model: Model, specs: Sequence[Spec], budget_bytes: int | None, on_block: OnBlock | None
     ) -> list[Bounds]:
         """Sound bounds for one such batch, in the model's dtype on its device; model and specs agree in both."""
+
+
+class NotEnoughMemoryError(MemoryError):
+    """A run would need more memory than it may have; says so before it allocates."""
 
 
 class NonFiniteBlockError(ArithmeticError):

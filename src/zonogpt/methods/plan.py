@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zonogpt.domains.chunks import CHUNK_BYTES
+from zonogpt.model.ir import Model
+from zonogpt.spec.spec import Spec
 from zonogpt.transforms.ellipsoidal.attention import KEPT_CHUNKS
 
 
@@ -24,11 +26,23 @@ class Sizes:
     inputs_per_token: int
 
 
+def whole_sizes(model: Model, spec: Spec) -> Sizes:
+    """Of a run that treats all tokens alike, whether they move or not."""
+    box = spec.input
+    return Sizes(
+        box.n_tokens, model.width, model.n_heads, model.hidden, len(model.blocks), n_moving(spec), box.inputs_per_token
+    )
+
+
+def n_moving(spec: Spec) -> int:
+    return max(1, int((spec.input.upper > spec.input.lower).sum()))
+
+
 @dataclass(frozen=True)
 class Plan:
     limit: int | None  # generators a token may keep; None: no such limit
-    shared: int
-    local: int | None  # the largest number kept between blocks; None: method E has an ellipsoid instead
+    shared: int | None  # symbols of the input; None: the method has none
+    local: int | None  # the largest number kept; None: the method has no such generators
     peak_bytes: int  # of the generators and temporaries; the weights come on top
     tape_bytes: int = 0  # method E: the part of it that the backward pass needs, which grows with depth
 

@@ -21,6 +21,7 @@ from zonogpt.domains.structured import (
     reduce,
 )
 from zonogpt.methods.method import Bounds, NonFiniteBlockError, OnBlock, Progress
+from zonogpt.methods.plan import Plan, Sizes, plan_structured, whole_sizes
 from zonogpt.model.ir import AttentionBlock, MlpBlock, Model
 from zonogpt.result import Ledger, LedgerEntry
 from zonogpt.spec.inputs import centre_and_radius
@@ -43,6 +44,14 @@ class StructuredMethod:
     mlp: Transform
     start: Callable[[Tensor, Tensor, int], StructuredZonotope]
     summary: str
+
+    def sizes(self, model: Model, spec: Spec) -> Sizes:
+        return whole_sizes(model, spec)
+
+    def plan(self, sizes: Sizes, dtype: torch.dtype, budget_bytes: int | None) -> Plan:
+        limit = pool_limit(sizes.n_tokens, sizes.width, dtype, budget_bytes)
+        fused = self.attention is fused_attention, self.mlp is fused_mlp
+        return plan_structured(sizes, *fused, self.start is from_promoted, limit, dtype.itemsize)
 
     def batches(self, model: Model, specs: Sequence[Spec], budget_bytes: int | None) -> list[list[int]]:
         """One at a time: the pool is for one input."""

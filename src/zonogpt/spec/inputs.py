@@ -39,6 +39,10 @@ class InputBox(Protocol):
     @property
     def n_tokens(self) -> int: ...
 
+    @property
+    def inputs_per_token(self) -> int:
+        """How many raw numbers make a token that moves."""
+
     def first_moving(self) -> int:
         """The first token that any input of the set changes; the last one if none does."""
 
@@ -86,6 +90,10 @@ class PixelBox:
     def n_tokens(self) -> int:
         return self.embedding.positions.shape[0]
 
+    @property
+    def inputs_per_token(self) -> int:
+        return self.embedding.weight.shape[0]
+
     def first_moving(self) -> int:
         moves = self.embedding.patches(self.upper > self.lower).any(-1).nonzero()
         return int(moves[0]) if len(moves) else self.n_tokens - 1
@@ -121,6 +129,10 @@ class EmbeddingBox:
     @property
     def n_tokens(self) -> int:
         return self.base.shape[0]
+
+    @property
+    def inputs_per_token(self) -> int:
+        return self.base.shape[1]
 
     def first_moving(self) -> int:
         return min(self.positions)

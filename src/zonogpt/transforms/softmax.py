@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zonogpt.domains.interval import Interval
+
 
 def softmax_jvp(P: Tensor, U_dot: Tensor) -> Tensor:
     """J_SM(U) U_dot along the last dimension."""
@@ -43,6 +45,13 @@ def softmax_deviation(log_P: Tensor, T_U: Tensor) -> Tensor:
     high = torch.sigmoid(log_P + T_U - _others(log_P - T_U))
     low = torch.sigmoid(log_P - T_U - _others(log_P + T_U))
     return torch.maximum(high - P, P - low).masked_fill(masked(log_P), 0.0)
+
+
+def softmax_range(U: Interval, visible: Tensor) -> Interval:
+    """The smallest interval around every entry of softmax(u), u in U: own score high and others low, or reversed."""
+    low, high = (end.masked_fill(~visible, -math.inf) for end in (U.lower, U.upper))
+    least, most = torch.sigmoid(low - _others(high)), torch.sigmoid(high - _others(low))
+    return Interval(least.masked_fill(~visible, 0.0), most.masked_fill(~visible, 0.0))
 
 
 def masked(log_P: Tensor) -> Tensor:

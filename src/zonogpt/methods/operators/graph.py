@@ -1,0 +1,136 @@
+"""CROWN: every operator between two linear functions of its inputs, substituted backwards down to the input.
+
+A value is a node: it remembers how to turn lower bounds of functionals of itself into functionals of its inputs. The
+interval of a node is computed when somebody needs it: one functional up and one down for every entry, all the way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from zonogpt.domains.chunks import chunks
+from zonogpt.domains.interval import Interval, everything
+from zonogpt.methods.operators.network import Arrangement
+from zonogpt.transforms.functions import Function
+
+# (R, shape) -> what the functionals become on each input, and what they lose or gain on the way (R,)
+Pull = Callable[[Tensor], tuple[list[Tensor], Tensor]]
+
+
+@dataclass(eq=False)
+class Node:
+    number: int  # inputs of a node have smaller numbers
+    like: Tensor  # of the node's shape
+    inputs: list[Node]
+    pull: Pull
+    known: Interval  # without any backward pass
+    box: Interval | None = None  # once it has been asked for
+
+
+@dataclass
+class CrownOperators:
+    """One graph. `source` bounds functionals (R, S, d) of the input from below; `tick` is called now and then."""
+
+    source: Callable[[Tensor], Tensor]
+    limit: int  # bytes that functionals on their way back may take
+    tick: Callable[[], None] = lambda: None
+    nodes: list[Node] = field(default_factory=list)
+
+    def start(self, like: Tensor, known: Interval) -> Node:
+        return self._node(like, [], lambda A: ([], self.source(A)), known)
+
+    def bounds(self, x: Node) -> Interval:
+        if x.box is None:
+            x.box = x.known.meet(Interval(self.lowest(x, 1.0), -self.lowest(x, -1.0)))
+        return x.box
+
+    def lowest(self, x: Node, sign: float) -> Tensor:
+        """Lower bounds of sign * x, entry by entry, by substitution; in chunks of entries."""
+        n = x.like.numel()
+        out = torch.empty(n, dtype=x.like.dtype, device=x.like.device)
+        for part in chunks(n, self.bytes_per_functional(x), self.limit):
+            self.tick()
+            A = torch.zeros(part.stop - part.start, n, dtype=out.dtype, device=out.device)
+            A[torch.arange(len(A)), torch.arange(part.start, part.stop)] = sign
+            out[part] = self.lower(x, A.view(-1, *x.like.shape))
+        return out.view_as(x.like)
+
+    def lower(self, x: Node, A: Tensor) -> Tensor:
+        """(R,): lower bounds of the functionals A (R, shape) of x over all inputs."""
+        waiting = {x.number: A}
+        total = A.new_zeros(len(A))
+        while waiting:
+            number = max(waiting)
+            node = self.nodes[number]
+            before, constant = node.pull(waiting.pop(number))
+            total = total + constant
+            for input, part in zip(node.inputs, before, strict=True):
+                held = waiting.get(input.number)
+                waiting[input.number] = part if held is None else held + part
+        return total
+
+    def bytes_per_functional(self, x: Node) -> int:
+        """About four times the widest node: what is held, and what is being made of it."""
+        widest = max(node.like.numel() for node in self.nodes[: x.number + 1])
+        return 4 * widest * x.like.element_size()
+
+    def arrange(self, x: Node, how: Arrangement) -> Node:
+        known = Interval(how.there(x.known.lower), how.there(x.known.upper))
+        node = self._node(how.there(x.like), [x], lambda A: ([how.back(A)], A.new_zeros(len(A))), known)
+        if x.box is not None:
+            node.box = Interval(how.there(x.box.lower), how.there(x.box.upper))
+        return node
+
+    def add(self, x: Node, y: Node) -> Node:
+        return self._node(x.like, [x, y], lambda A: ([A, A], A.new_zeros(len(A))), x.known.plus(y.known))
+
+    def dense(self, x: Node, weight: Tensor, bias: Tensor | None) -> Node:
+        def pull(A: Tensor) -> tuple[list[Tensor], Tensor]:
+            constant = A.new_zeros(len(A)) if bias is None else (A * bias).flatten(1).sum(1)
+            return [A @ weight.mT], constant
+
+        like = x.like @ weight
+        known = x.box or x.known
+        finite = bool(known.lower.isfinite().all() and known.upper.isfinite().all())
+        return self._node(like, [x], pull, known.dense(weight, bias) if finite else everything(like))
+
+    def apply(self, f: Function, x: Node) -> Node:
+        box = self.bounds(x)
+        values = f.range(box)
+        lines = f.lines(box).or_range(values)
+
+        def pull(A: Tensor) -> tuple[list[Tensor], Tensor]:
+            return [A * torch.where(A > 0, lines.a_low, lines.a_high)], _least(A, lines.b_low, lines.b_high)
+
+        return self._node(x.like, [x], pull, values)
+
+    def matmul(self, x: Node, y: Node, known: Interval | None = None) -> Node:
+        """x y = x_c y + x y_c - x_c y_c up to r_x r_y: on each side the mean of McCormick's two planes."""
+        X, Y = self.bounds(x), self.bounds(y)
+        box = X.matmul(Y) if known is None else X.matmul(Y).meet(known)
+        x_c, y_c = (torch.where(c.isfinite(), c, 0.0) for c in (X.centre, Y.centre))
+        error = X.radius @ Y.radius
+        # Any slope is sound, zero too: what strays farther than its whole range (or overflowed) is only its range.
+        sloped = (error <= box.radius) & error.isfinite()
+        low = torch.where(sloped, -x_c @ y_c - error, box.lower)
+        high = torch.where(sloped, -x_c @ y_c + error, box.upper)
+
+        def pull(A: Tensor) -> tuple[list[Tensor], Tensor]:
+            kept = A.masked_fill(~sloped, 0.0)
+            return [kept @ y_c.mT, x_c.mT @ kept], _least(A, low, high)
+
+        return self._node(x.like @ y.like, [x, y], pull, box)
+
+    def _node(self, like: Tensor, inputs: list[Node], pull: Pull, known: Interval) -> Node:
+        node = Node(len(self.nodes), like, inputs, pull, known)
+        self.nodes.append(node)
+        return node
+
+
+def _least(A: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """(R,): the smallest A . v over low <= v <= high; ends may be infinite where A is zero."""
+    return torch.where(A == 0, 0.0, A * torch.where(A > 0, low, high)).flatten(1).sum(1)

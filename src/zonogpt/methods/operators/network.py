@@ -1,0 +1,123 @@
+"""The network operator by operator, written once: sums, dense maps, products of matrices, and scalar functions.
+
+A method says what each operator does to its own kind of value (tensors, intervals, zonotopes, nodes of a graph); here
+the operators are put together. LayerNorm's scale and shift are folded into the maps behind it, and the softmax's
+numerators are shifted by a constant, neither of which changes the network.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from zonogpt.domains.interval import Interval
+from zonogpt.model.ir import AttentionBlock, Head, LayerNorm, MlpBlock
+from zonogpt.transforms.functions import GELU, RECIPROCAL, SQRT, SQUARE, Function, ShiftedExp
+from zonogpt.transforms.softmax import softmax_range
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Entries in another order or shape, whatever dimensions come before: `there` and `back`."""
+
+    there: Callable[[Tensor], Tensor]
+    back: Callable[[Tensor], Tensor]
+
+
+TRANSPOSE = Arrangement(lambda x: x.mT, lambda x: x.mT)
+COLUMN = Arrangement(lambda x: x.unsqueeze(-1), lambda x: x.squeeze(-1))  # (..., n) <-> (..., n, 1)
+FLAT = Arrangement(COLUMN.back, COLUMN.there)
+
+
+class Operators(Protocol[V]):
+    """What a method must say about its values. Shapes are those of one input: (S, d), (H, S, S), ..."""
+
+    def bounds(self, x: V) -> Interval:
+        """An interval of every entry."""
+
+    def arrange(self, x: V, how: Arrangement) -> V: ...
+
+    def add(self, x: V, y: V) -> V: ...
+
+    def dense(self, x: V, weight: Tensor, bias: Tensor | None) -> V:
+        """x @ weight + bias."""
+
+    def matmul(self, x: V, y: V, known: Interval | None = None) -> V:
+        """x @ y, of matrices in the last two dimensions; `known`, if given, holds the product, for other reasons."""
+
+    def apply(self, f: Function, x: V) -> V:
+        """f, entry by entry."""
+
+
+def block_output(ops: Operators[V], block: AttentionBlock | MlpBlock, x: V) -> V:
+    """x and the block's branch: (S, d) -> (S, d)."""
+    return ops.add(x, attention(ops, block, x) if isinstance(block, AttentionBlock) else mlp(ops, block, x))
+
+
+def attention(ops: Operators[V], block: AttentionBlock, x: V) -> V:
+    n = normalised(ops, block.norm, x)
+    heads = Arrangement(block.split_heads, block.join_heads)
+    w_q, w_k, w_v = block.projections
+    b_q, b_k, b_v = block.b_qkv.chunk(3)
+    q = ops.arrange(scaled_dense(ops, n, block.norm, w_q * block.scale, b_q * block.scale), heads)  # (H, S, e)
+    k = ops.arrange(scaled_dense(ops, n, block.norm, w_k, b_k), heads)
+    v = ops.arrange(scaled_dense(ops, n, block.norm, w_v, b_v), heads)
+    p = softmax(ops, ops.matmul(q, ops.arrange(k, TRANSPOSE)), block)
+    mixed = ops.arrange(ops.matmul(p, v), Arrangement(heads.back, heads.there))  # (S, d)
+    return ops.dense(mixed, block.w_o, block.b_o)
+
+
+def mlp(ops: Operators[V], block: MlpBlock, x: V) -> V:
+    hidden = scaled_dense(ops, normalised(ops, block.norm, x), block.norm, block.w_1, block.b_1)
+    return ops.dense(ops.apply(GELU, hidden), block.w_2, block.b_2)
+
+
+def pooled(ops: Operators[V], head: Head, x: V, n_tokens: int) -> V:
+    """What the head's linear map reads, but for the final LayerNorm's scale and shift: (S, d) -> (1, d)."""
+    n = ops.arrange(normalised(ops, head.norm, x), TRANSPOSE)
+    return ops.arrange(ops.dense(n, head.pool_weights(n_tokens)[:, None], None), TRANSPOSE)
+
+
+def claim(ops: Operators[V], head: Head, pool: V, rows: Tensor, offset: Tensor) -> V:
+    """Rows (K, d) and offset (K,), from Claim.fold, of what was pooled: (1, d) -> (1, K)."""
+    return scaled_dense(ops, pool, head.norm, rows.T, offset)  # the pool's weights add up to 1: beta goes through
+
+
+def normalised(ops: Operators[V], norm: LayerNorm, x: V) -> V:
+    """(x - mean) / sqrt(variance + tau): (S, d) -> (S, d)."""
+    d, like = norm.gamma.shape[0], norm.gamma
+    centring = torch.eye(d, dtype=like.dtype, device=like.device) - 1 / d
+    z = ops.dense(x, centring, None)
+    variance = ops.dense(ops.apply(SQUARE, z), like.new_full((d, 1), 1 / d), like.new_full((1,), norm.tau))  # (S, 1)
+    rho = ops.apply(RECIPROCAL, ops.apply(SQRT, variance))
+    return times(ops, z, rho)
+
+
+def scaled_dense(ops: Operators[V], n: V, norm: LayerNorm, weight: Tensor, bias: Tensor) -> V:
+    """(gamma n + beta) @ weight + bias."""
+    return ops.dense(n, norm.gamma[:, None] * weight, norm.beta @ weight + bias)
+
+
+def softmax(ops: Operators[V], u: V, block: AttentionBlock) -> V:
+    """exp, its sum over the visible keys, the reciprocal, and the product: (H, S, S) -> (H, S, S)."""
+    box = ops.bounds(u)
+    visible = block.visible(box.lower.shape[-1])
+    low, high = (end.masked_fill(~visible, -math.inf).amax(-1, keepdim=True) for end in (box.lower, box.upper))
+    shift = (low + high) / 2  # so that neither the largest exp overflows soon, nor the smallest sum underflows
+    e = ops.apply(ShiftedExp(shift, visible), u)
+    total = ops.dense(e, torch.ones_like(shift[0, :, :1]), None)
+    return times(ops, e, ops.apply(RECIPROCAL, total), softmax_range(box, visible))
+
+
+def times(ops: Operators[V], x: V, y: V, known: Interval | None = None) -> V:
+    """x * y with y (..., 1); `known`, if given, holds the product."""
+    column = None if known is None else Interval(COLUMN.there(known.lower), COLUMN.there(known.upper))
+    product = ops.matmul(ops.arrange(x, COLUMN), ops.arrange(y, COLUMN), column)  # (..., n, 1) @ (..., 1, 1)
+    return ops.arrange(product, FLAT)

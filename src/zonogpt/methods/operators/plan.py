@@ -1,0 +1,48 @@
+"""How much memory the operator-by-operator methods will need, counted before they run."""
+
+from __future__ import annotations
+
+from zonogpt.methods.plan import Plan, Sizes
+
+FUNCTIONAL_BYTES = 1 << 28  # of CROWN's functionals that go back together
+COPIES = 4  # of the widest node, for each functional on its way back
+
+
+def plan_intervals(sizes: Sizes, item: int) -> Plan:
+    """The products' terms, (S, S, d) in four corners, and weights by sign."""
+    S, d, f = sizes.n_tokens, sizes.width, sizes.hidden
+    return Plan(None, None, None, item * (7 * S * S * d + 4 * d * max(f, d) + 10 * S * f))
+
+
+def plan_zonotopes(sizes: Sizes, item: int) -> Plan:
+    """Symbols are counted operator by operator; each has a coefficient for every entry of every value alive."""
+    S, d, f = sizes.n_tokens, sizes.width, sizes.hidden
+    scores = sizes.n_heads * S * S
+    N, peak = sizes.n_inputs, 0
+    for block in range(sizes.n_blocks + 1):
+        N += 2 * S * (d + 1)  # LayerNorm: squares, a root and a reciprocal for each token, and the products
+        peak = max(peak, 5 * N * S * d)
+        if block == sizes.n_blocks:
+            break
+        if block % 2 == 0:
+            N += 3 * scores + sizes.n_heads * S  # products, exp, the product with the reciprocal; reciprocals
+            N += S * d
+            peak = max(peak, N * (8 * S * d + 2 * scores))
+        else:
+            before, N = N, N + S * f
+            peak = max(peak, before * S * (f + 2 * d) + N * S * (f + d))
+    return Plan(None, sizes.n_inputs, N, item * peak)
+
+
+def functional_bytes(budget_bytes: int | None) -> int:
+    return FUNCTIONAL_BYTES if budget_bytes is None else min(FUNCTIONAL_BYTES, max(1, budget_bytes // 2))
+
+
+def plan_graph(sizes: Sizes, item: int, budget_bytes: int | None, blocks: int) -> Plan:
+    """The functionals on their way back, at least one, and what the nodes of `blocks` blocks remember."""
+    S, d, f = sizes.n_tokens, sizes.width, sizes.hidden
+    scores = sizes.n_heads * S * S
+    widest = item * max(S * f, S * d, scores)
+    nodes = item * blocks * (20 * S * d + 20 * scores + 8 * S * f)
+    terms = plan_intervals(sizes, item).peak_bytes
+    return Plan(None, sizes.n_inputs, None, nodes + terms + max(functional_bytes(budget_bytes), COPIES * widest))

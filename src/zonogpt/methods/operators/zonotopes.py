@@ -1,0 +1,106 @@
+"""Dense zonotopes operator by operator (deepz): a symbol per entry for every nonlinear operator, none ever dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zonogpt.domains.interval import Interval
+from zonogpt.domains.structured import abs_sum
+from zonogpt.domains.symbols import dual_norm
+from zonogpt.methods.operators.network import Arrangement
+from zonogpt.transforms.functions import Function
+
+
+@dataclass(frozen=True)
+class DenseZonotope:
+    """c + sum_j G_j eps_j. The first symbols are the input's, the others are errors: each in [-1, 1] on its own.
+
+    `box` holds the values too, and is often smaller than what c and G say: 1/t needs t > 0 to be known.
+    """
+
+    c: Tensor  # (shape)
+    G: Tensor  # (N, shape); symbols behind the N-th do not occur
+    box: Interval
+
+
+class ZonotopeOperators:
+    """Symbols are numbered over the whole run: what two values have in common is the symbols of one number."""
+
+    def __init__(self, n_inputs: int, p: float, tick: Callable[[], None]) -> None:
+        self.n_inputs, self.p = n_inputs, p  # the input's symbols together are in the unit ball of the p-norm
+        self.n_symbols = n_inputs
+        self.tick = tick  # called before every operator that takes time
+
+    def zonotope(self, c: Tensor, G: Tensor, known: Interval | None = None) -> DenseZonotope:
+        radius = dual_norm(G[: self.n_inputs], self.p, 0) + abs_sum(G[self.n_inputs :], 0)
+        box = Interval(c - radius, c + radius)
+        return DenseZonotope(c, G, box if known is None else box.meet(known))
+
+    def bounds(self, x: DenseZonotope) -> Interval:
+        return x.box
+
+    def arrange(self, x: DenseZonotope, how: Arrangement) -> DenseZonotope:
+        return DenseZonotope(how.there(x.c), how.there(x.G), Interval(how.there(x.box.lower), how.there(x.box.upper)))
+
+    def add(self, x: DenseZonotope, y: DenseZonotope) -> DenseZonotope:
+        return self.zonotope(x.c + y.c, _plus(x.G, y.G), x.box.plus(y.box))
+
+    def dense(self, x: DenseZonotope, weight: Tensor, bias: Tensor | None) -> DenseZonotope:
+        c = x.c @ weight
+        return self.zonotope(c if bias is None else c + bias, x.G @ weight, x.box.dense(weight, bias))
+
+    def matmul(self, x: DenseZonotope, y: DenseZonotope, known: Interval | None = None) -> DenseZonotope:
+        """x y = x_c y_c + x_c dy + dx y_c + dx dy, and |dx dy| <= |dx| |dy| is a new error."""
+        box = x.box.matmul(y.box)
+
+        def linear(out: Tensor) -> None:
+            out[: len(x.G)] = x.G @ y.c
+            out[: len(y.G)] += x.c @ y.G
+
+        error = _farthest(x) @ _farthest(y)
+        return self._with_errors(x.c @ y.c, linear, error, box if known is None else box.meet(known))
+
+    def apply(self, f: Function, x: DenseZonotope) -> DenseZonotope:
+        strip = f.strip(x.box)
+
+        def linear(out: Tensor) -> None:
+            torch.mul(x.G, strip.slope, out=out[: len(x.G)])
+
+        return self._with_errors(strip.slope * x.c + strip.mid, linear, strip.half, f.range(x.box))
+
+    def _with_errors(
+        self, c: Tensor, linear: Callable[[Tensor], None], error: Tensor, known: Interval
+    ) -> DenseZonotope:
+        """c, the old symbols as `linear` writes them, and a new symbol for every entry whose error is not zero.
+
+        Memory: symbols so far times entries, and no second copy of them.
+        """
+        self.tick()
+        # Any slope is sound, zero too: what strays farther than its whole range (or overflowed) is only its range.
+        sloped = error <= known.radius
+        c, error = torch.where(sloped, c, known.centre), torch.where(sloped, error, known.radius)
+        where = error.flatten().nonzero()[:, 0]
+        G = c.new_zeros(self.n_symbols + len(where), *c.shape)
+        linear(G)
+        G.masked_fill_(~sloped, 0.0)
+        new = torch.arange(self.n_symbols, len(G), device=c.device)
+        G.view(len(G), -1)[new, where] = error.flatten()[where]
+        self.n_symbols = len(G)
+        return self.zonotope(c, G, known)
+
+
+def _plus(G: Tensor, H: Tensor) -> Tensor:
+    """Sum symbol by symbol; the shorter one has zeros behind its end."""
+    short, long = sorted((G, H), key=len)
+    out = long.clone()
+    out[: len(short)] += short
+    return out
+
+
+def _farthest(x: DenseZonotope) -> Tensor:
+    """The largest |value - c|."""
+    return torch.maximum(x.box.upper - x.c, x.c - x.box.lower)
