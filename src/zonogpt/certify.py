@@ -18,13 +18,13 @@ from zonogpt.accuracy.table import Line, tabulate
 from zonogpt.datasets import Dataset
 from zonogpt.datasets.texts import Positions
 from zonogpt.errors import OptionError
-from zonogpt.methods import METHODS
 from zonogpt.model.ir import Model, TokenEmbedding
+from zonogpt.options import check_limits, check_method, check_seed, resolve_device, resolve_dtype
 from zonogpt.result import Result
 from zonogpt.search.attack import RESTARTS, STEPS
 from zonogpt.spec.spec import Spec, check_ball
 from zonogpt.tensors import fingerprint, moved
-from zonogpt.verify import check_limits, resolve_device, resolve_dtype, verify_many
+from zonogpt.verify import verify_many
 
 # Examples that are verified together: enough to fill the device, few enough that a crash loses little.
 TOGETHER_CPU, TOGETHER_GPU = 4, 32
@@ -100,7 +100,7 @@ def certify(
             check(index)
 
     def prove(specs: Sequence[Spec]) -> list[Result]:
-        return verify_many(net, specs, method, timeout, None, run_dtype, budget_bytes)
+        return verify_many(net, specs, method, timeout=timeout, dtype=run_dtype, budget_bytes=budget_bytes)
 
     together = TOGETHER_GPU if run_device.type == "cuda" else TOGETHER_CPU
     rows = []
@@ -117,8 +117,7 @@ def certify(
 def _check_options(
     radii: Sequence[float], norm: float, count: int | None, skip: int, seed: int, method: str, available: int
 ) -> None:
-    if method not in METHODS:
-        raise OptionError(f"method {method!r} is unknown; there are {', '.join(METHODS)}")
+    check_method(method)
     if not radii:
         raise OptionError("give at least one radius")
     for radius in radii:
@@ -132,5 +131,4 @@ def _check_options(
         raise OptionError(f"the number of examples to skip cannot be negative; got {skip}")
     if skip >= available:
         raise OptionError(f"{skip} examples are to be skipped, but the data set has {available}")
-    if not 0 <= seed < 2**32:
-        raise OptionError(f"the seed must lie in 0..{2**32 - 1}; got {seed}")
+    check_seed(seed)

@@ -12,8 +12,8 @@ from zonogpt.methods import METHODS
 from zonogpt.methods.plan import Plan, Sizes
 from zonogpt.methods.structured import pool_limit
 from zonogpt.model.ir import ImageEmbedding, Model
+from zonogpt.options import check_limits, resolve_dtype
 from zonogpt.tensors import tensors_in
-from zonogpt.verify import check_limits, resolve_dtype
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,8 @@ class Result:
     dtype: str
     device: str
     counterexample: Tensor | None = None  # in the input's shape, inside the ball
+    answer: int | None = None  # the model's answer to the counterexample
+    replayed: dict[str, float] | None = None  # its lowest margin in the Hugging Face model, by dtype
     certified_radius: float | None = None  # a smaller radius that is certified, where this one is not
     ledger: Ledger = field(default_factory=Ledger)
 

@@ -12,21 +12,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zonogpt.errors import OptionError, SpecError
-from zonogpt.memory import peak_bytes, reset_peak
+from zonogpt.errors import SpecError
+from zonogpt.memory import free_bytes, peak_bytes, reset_peak
 from zonogpt.methods import METHODS
-from zonogpt.methods.method import Bounds, Method, NonFiniteBlockError, OnBlock, Progress
+from zonogpt.methods.method import Bounds, Method, NonFiniteBlockError, NotEnoughMemoryError, OnBlock, Progress
 from zonogpt.model.ir import Model
-from zonogpt.result import Ledger, Result, Status
+from zonogpt.model.replay import HuggingFaceModel
+from zonogpt.options import check_limits, check_method, check_seed, resolve_device, resolve_dtype
+from zonogpt.result import Result, Status
+from zonogpt.search.falsify import Finding, falsify, replay
 from zonogpt.spec.spec import Spec
 from zonogpt.tensors import moved
 
 HALVINGS = 10  # of the radius, in search of one that holds
-NO_MEMORY = "out of memory; `inspect` predicts the need, a smaller budget lowers it"
+NO_MEMORY = "memory: out of it on the way; `inspect` predicts the need, a smaller budget lowers it"
 
 OnResult = Callable[[int, Result], None]
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 class _OutOfTimeError(Exception):
@@ -37,28 +38,33 @@ def verify(
     model: Model,
     spec: Spec,
     method: str = "E",
+    attack: bool = False,
     timeout: float | None = None,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     budget_bytes: int | None = None,
+    seed: int = 0,
     hint: bool = True,
     on_block: OnBlock | None = None,
 ) -> Result:
-    """Tries to prove the spec's claim for every input of its set.
+    """Tries to prove the spec's claim for every input of its set, or, with `attack`, to find one that breaks it.
 
     "verified" is returned only when every certified margin is positive; "falsified" only with an input of the set on
-    which the model itself, run in float64, breaks the claim (so far: the unperturbed input); otherwise "unknown", or
+    which the Hugging Face model itself breaks the claim, in float32 and in float64. The unperturbed input is always
+    looked at; with `attack` a gradient search of the set comes first (`seed` is its own). Otherwise "unknown", or
     "timeout" after `timeout` seconds (looked at between blocks).
 
     The bounds hold for real arithmetic. `dtype` defaults to float64; float32 is faster and needs half the memory. In
     either, rounding is estimated and taken off the margins (`rounding_allowance`), not bounded: nothing in float64.
-    `budget_bytes`: for the paper's methods the generator pool (default 512 MiB counted in float32), for method E the
-    memory of a run (default: no limit for one input; chunks are made smaller to keep it). With `hint`, an "unknown" of
-    method E comes with a smaller radius that is certified.
+    `budget_bytes`: for the paper's methods the generator pool (default 512 MiB counted in float32), for the others the
+    memory of a run (default: what is free; chunks are made smaller to keep it). A run that would need more memory than
+    there is ends as "unknown", its reason begins with "memory". With `hint`, an "unknown" of method E comes with a
+    smaller radius that is certified.
     """
     started = time.perf_counter()
-    result = verify_many(model, [spec], method, timeout, device, dtype, budget_bytes, on_block)[0]
-    if not (hint and method == "E" and result.status == "unknown" and spec.radius > 0) or result.reason == NO_MEMORY:
+    result = verify_many(model, [spec], method, attack, timeout, device, dtype, budget_bytes, seed, on_block)[0]
+    hopeless = result.status != "unknown" or result.reason.startswith("memory")
+    if not hint or method != "E" or hopeless or spec.radius == 0:
         return result
     left = math.inf if timeout is None else timeout - (time.perf_counter() - started)
     smaller = smaller_radius(model, spec, left, device, dtype, budget_bytes, on_block)
@@ -86,7 +92,9 @@ def smaller_radius(
         if left <= 0:
             break
         limit = None if math.isinf(left) else left
-        result = verify_many(model, [spec.shrunk(radius)], "E", limit, device, dtype, budget_bytes, on_block)[0]
+        result = verify_many(
+            model, [spec.shrunk(radius)], "E", False, limit, device, dtype, budget_bytes, on_block=on_block
+        )[0]
         if result.status == "verified":
             if found is not None:
                 return radius
@@ -106,10 +114,12 @@ def verify_many(
     model: Model,
     specs: Sequence[Spec],
     method: str = "E",
+    attack: bool = False,
     timeout: float | None = None,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     budget_bytes: int | None = None,
+    seed: int = 0,
     on_block: OnBlock | None = None,
     on_result: OnResult | None = None,
 ) -> list[Result]:
@@ -118,8 +128,8 @@ def verify_many(
     `seconds` of a result is its share of the batch, and `timeout` is per spec. `on_result(index, result)` is called as
     soon as a result is there.
     """
-    if not isinstance(method, str) or method not in METHODS:
-        raise OptionError(f"method {method!r} is unknown; there are {', '.join(METHODS)}")
+    check_method(method)
+    check_seed(seed)
     run_dtype, run_device = resolve_dtype(dtype), resolve_device(device, model)
     check_limits(timeout, budget_bytes)
     for spec in specs:
@@ -130,6 +140,8 @@ def verify_many(
             method, METHODS[method], budget_bytes, on_block,
             exact=model.converted(model.device, torch.float64),
             work=model.converted(run_device, run_dtype),
+            original=HuggingFaceModel(model),
+            seed=seed if attack else None,
         )  # fmt: skip
         for batch in run.method.batches(run.work, specs, budget_bytes):
             limit = None if timeout is None else timeout * len(batch)
@@ -150,57 +162,67 @@ class _Run:
     on_block: OnBlock | None
     exact: Model  # in float64, where the user keeps it
     work: Model  # where and as the bounds are computed
+    original: HuggingFaceModel  # which judges counterexamples
+    seed: int | None  # of the attack; None: none
 
     def batch(self, specs: Sequence[Spec], timeout: float | None) -> list[Result]:
         started = time.perf_counter()
+        deadline = math.inf if timeout is None else started + timeout
         reset_peak(self.work.device)
         at_home = [moved(spec, self.exact.device, torch.float64) for spec in specs]
-        broken = [breaks_claim(self.exact, spec, spec.input.anchor) for spec in at_home]
-        todo = [i for i in range(len(specs)) if not broken[i]]
-        outcomes = dict(zip(todo, self.bounds([specs[i] for i in todo], timeout), strict=True)) if todo else {}
+        findings = [self.find(spec, deadline) for spec in at_home]
+        todo = [i for i in range(len(specs)) if findings[i].counterexample is None]
+        outcomes = dict(zip(todo, self.bounds([specs[i] for i in todo], deadline), strict=True)) if todo else {}
         results = []
         for i, spec in enumerate(specs):
-            status: Status
-            margins, ledger, counterexample = _nothing_known(spec), Ledger(), None
-            outcome = outcomes.get(i)
-            if outcome is None:
-                counterexample = spec.input.anchor.cpu()
-                status, reason = "falsified", "the unperturbed input already breaks the claim"
-            elif isinstance(outcome, Bounds):
-                margins, ledger = outcome.margins.to("cpu", torch.float64), outcome.ledger
-                allowance = rounding_allowance(self.exact, at_home[i], self.work.dtype)
-                margins = margins - allowance
-                status, reason = judge(margins)
-                if not bool(allowance.isfinite().all()):
-                    reason += "; the unperturbed input overflows float32, through which rounding is estimated"
-                if status == "unknown" and outcome.lost:
-                    reason += f"; {outcome.lost}"
-                if self.work.dtype != torch.float64:
-                    reason += " (computed in float32, whose rounding is estimated, not bounded)"
-            else:
-                status, reason = outcome
+            result = Result(
+                status="unknown",
+                margins=_nothing_known(spec),
+                reason="",
+                method=self.name,
+                radius=spec.radius,
+                label=spec.label,
+                seconds=0.0,
+                peak_bytes=peak_bytes(self.work.device),
+                dtype=str(self.work.dtype).removeprefix("torch."),
+                device=str(self.work.device),
+            )
+            found = findings[i]
             results.append(
-                Result(
-                    status=status,
-                    margins=margins,
-                    reason=reason,
-                    method=self.name,
-                    radius=spec.radius,
-                    label=spec.label,
-                    seconds=0.0,
-                    peak_bytes=peak_bytes(self.work.device),
-                    dtype=str(self.work.dtype).removeprefix("torch."),
-                    device=str(self.work.device),
-                    counterexample=counterexample,
-                    ledger=ledger,
-                )
+                falsified(result, found) if i not in outcomes else self.judged(result, at_home[i], outcomes[i], found)
             )
         share = (time.perf_counter() - started) / len(specs)
         return [dataclasses.replace(result, seconds=share) for result in results]
 
-    def bounds(self, specs: Sequence[Spec], timeout: float | None) -> list[Bounds | tuple[Status, str]]:
+    def find(self, spec: Spec, deadline: float) -> Finding:
+        """The unperturbed input, if it breaks the claim; with an attack, whatever that finds."""
+        if breaks_claim(self.exact, spec, spec.input.anchor):
+            return replay(self.exact, spec, self.original, spec.input.anchor)
+        if self.seed is None:
+            return Finding(None, math.inf)
+        with torch.enable_grad():
+            return falsify(self.exact, spec, self.original, seed=self.seed, deadline=deadline)
+
+    def judged(self, result: Result, spec: Spec, outcome: Bounds | tuple[Status, str], found: Finding) -> Result:
+        """The result with the outcome's bounds, less an allowance for rounding."""
+        if not isinstance(outcome, Bounds):
+            status, reason = outcome
+            return dataclasses.replace(result, status=status, reason=_joined(reason, found.said))
+        allowance = rounding_allowance(self.exact, spec, self.work.dtype)
+        margins = outcome.margins.to("cpu", torch.float64) - allowance
+        status, reason = judge(margins)
+        if found.lowest <= 0:
+            status = "unknown"  # an input, replayed or not, that breaks the claim: no bound says otherwise
+        if not bool(allowance.isfinite().all()):
+            reason += "; the unperturbed input overflows float32, through which rounding is estimated"
+        if status == "unknown":
+            reason = _joined(reason, outcome.lost, found.said)
+        if self.work.dtype != torch.float64:
+            reason += " (computed in float32, whose rounding is estimated, not bounded)"
+        return dataclasses.replace(result, status=status, margins=margins, reason=reason, ledger=outcome.ledger)
+
+    def bounds(self, specs: Sequence[Spec], deadline: float) -> list[Bounds | tuple[Status, str]]:
         """Bounds for each spec, or the status and reason why there are none."""
-        deadline = math.inf if timeout is None else time.perf_counter() + timeout
 
         def watch(progress: Progress) -> None:
             if time.perf_counter() > deadline:
@@ -211,9 +233,12 @@ class _Run:
         here = [moved(spec, self.work.device, torch.float64) for spec in specs]
         failure: tuple[Status, str]
         try:
+            self.require_memory(here)
             return list(self.method.bound_many(self.work, here, self.budget_bytes, watch))
         except _OutOfTimeError as error:
             failure = "timeout", str(error)
+        except NotEnoughMemoryError as error:
+            failure = "unknown", f"memory: {error}"
         except NonFiniteBlockError as error:
             failure = "unknown", str(error)
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
@@ -223,7 +248,35 @@ class _Run:
         if len(specs) == 1 or failure[0] == "timeout":
             return [failure] * len(specs)
         # One spec must not take the others down with it.
-        return [outcome for spec in specs for outcome in self.bounds([spec], timeout)]
+        return [outcome for spec in specs for outcome in self.bounds([spec], deadline)]
+
+    def require_memory(self, specs: Sequence[Spec]) -> None:
+        """Before anything is allocated: is there room for the largest of them alone?"""
+        plans = [
+            self.method.plan(self.method.sizes(self.work, spec), self.work.dtype, self.budget_bytes) for spec in specs
+        ]
+        need, free = max(plan.peak_bytes for plan in plans), free_bytes(self.work.device)
+        if need > free:
+            raise NotEnoughMemoryError(
+                f"method {self.name} would need about {need / 2**30:,.1f} GiB here, {free / 2**30:,.1f} GiB are free"
+            )
+
+
+def falsified(result: Result, finding: Finding) -> Result:
+    found = finding.counterexample
+    assert found is not None
+    return dataclasses.replace(
+        result,
+        status="falsified",
+        reason=finding.said,
+        counterexample=found.input,
+        answer=found.answer,
+        replayed={"float32": found.margin_float32, "float64": found.margin_float64},
+    )
+
+
+def _joined(*reasons: str) -> str:
+    return "; ".join(reason for reason in reasons if reason)
 
 
 def _nothing_known(spec: Spec) -> Tensor:
@@ -273,34 +326,6 @@ def check_match(model: Model, spec: Spec) -> None:
     """A spec holds embedded inputs, so it is about one embedding: with other weights it would be another set."""
     if spec.n_outputs != model.n_outputs or not spec.input.belongs_to(model):
         raise SpecError("the spec was built for another model; build it again with the model you verify")
-
-
-def resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype:
-    if dtype is None:
-        return torch.float64
-    name = str(dtype).removeprefix("torch.")
-    if name not in DTYPES:
-        raise OptionError(f"dtype {name!r} is not supported; use {' or '.join(DTYPES)}")
-    return DTYPES[name]
-
-
-def resolve_device(device: str | torch.device | None, model: Model) -> torch.device:
-    if device is None:
-        return model.device
-    try:
-        resolved = torch.device(device)
-        torch.zeros(1, device=resolved, dtype=torch.float64).item()  # something must really be computed there
-    except Exception as error:  # only torch runs here, and what it raises depends on the backend that is missing
-        reason = (str(error) or type(error).__name__).splitlines()[0][:120]
-        raise OptionError(f"device {str(device)!r} cannot be used here: {reason}") from error
-    return resolved
-
-
-def check_limits(timeout: float | None, budget_bytes: int | None) -> None:
-    if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout <= 1e12):
-        raise OptionError(f"the timeout must be a positive number of seconds; got {timeout!r}")
-    if budget_bytes is not None and (not isinstance(budget_bytes, int) or budget_bytes < 1):
-        raise OptionError(f"the budget must be a positive number of bytes; got {budget_bytes!r}")
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from torch import Tensor
 from zonogpt.domains.finite import NonFiniteBoundError, require_finite
 from zonogpt.domains.interval import Interval
 from zonogpt.domains.symbols import dual_norm
-from zonogpt.methods.method import Bounds, NonFiniteBlockError, OnBlock, Progress
+from zonogpt.methods.method import Bounds, NonFiniteBlockError, NotEnoughMemoryError, OnBlock, Progress
 from zonogpt.methods.operators.graph import CrownOperators, Node
 from zonogpt.methods.operators.intervals import IntervalOperators
 from zonogpt.methods.operators.network import Operators, V, block_output, claim, pooled
@@ -162,6 +162,10 @@ class Baseline:
 
     def bound(self, model: Model, spec: Spec, budget_bytes: int | None, on_block: OnBlock | None) -> Bounds:
         """Lower bounds of the claim's rows over the input set. Works in the model's dtype, on its device."""
+        need = self.plan(self.sizes(model, spec), model.dtype, budget_bytes).peak_bytes
+        if budget_bytes is not None and need > budget_bytes:
+            given = f"the budget is {budget_bytes / 2**20:,.0f} MiB"
+            raise NotEnoughMemoryError(f"method {self.name} would need about {need / 2**20:,.0f} MiB here, {given}")
         centre, scale, p = centre_and_noise(spec.input)
         start = Start(spec.input.embed(centre).to(model.dtype), spec.input.local_generators(scale).to(model.dtype), p)
         bias = None if model.head.bias is None else model.head.bias.double()

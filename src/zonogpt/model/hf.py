@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,8 @@ def load(source: str | Path | PreTrainedModel) -> Model:
     except Exception as error:  # each version of transformers has its own complaints about odd values
         reason = " ".join(str(error).split())
         raise ModelError(f"{folder / 'config.json'} is not a GPT-2 config: {reason}") from error
-    return build(architecture, config, checkpoint.read_tensors(folder, architecture), name=str(source))
+    model = build(architecture, config, checkpoint.read_tensors(folder, architecture), name=str(source))
+    return replace(model, source=folder)
 
 
 def _load_object(source: PreTrainedModel) -> Model:
@@ -73,7 +75,8 @@ def _load_object(source: PreTrainedModel) -> Model:
     if not isinstance(source, PreTrainedModel):
         raise ModelError(f"load takes a directory, a hub name or a transformers model, not {type(source).__name__}")
     tensors = {name: tensor.detach().clone() for name, tensor in source.state_dict().items()}
-    return build(type(source).__name__, source.config, tensors, name=type(source).__name__)
+    model = build(type(source).__name__, source.config, tensors, name=type(source).__name__)
+    return replace(model, source=source)
 
 
 def check_architecture(name: str) -> None:

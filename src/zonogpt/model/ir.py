@@ -148,6 +148,7 @@ class Model:
     architecture: str  # Hugging Face's class name
     name: str  # where it came from, for people
     pad_token_id: int | None = None  # sequence classifiers read the last token that is not padding
+    source: object = None  # where Hugging Face's own model is: a directory or the object; None if made by hand
 
     @property
     def width(self) -> int:

@@ -6,6 +6,7 @@ A search proves nothing, but what it finds is real: no certified margin may lie 
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 
 import torch
@@ -45,12 +46,14 @@ def attack(
     steps: int = STEPS,
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
+    deadline: float = math.inf,
 ) -> Attack:
     """Searches the spec's set for low margins, where the model is; the same seed finds the same.
 
     Every row of the claim (of more than 64 rows: those lowest at the anchor) has `restarts` points that go down its own
     gradient, the first from the anchor, the others from random places. Inputs are kept in float64 and only the
-    network runs in `dtype`. A radius of 0 leaves the anchor alone.
+    network runs in `dtype`. A radius of 0 leaves the anchor alone. At the `deadline` (of time.perf_counter) the search
+    stops, with what it has found.
     """
     for name, value in (("restarts", restarts), ("steps", steps)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -62,7 +65,7 @@ def attack(
     generator = torch.Generator().manual_seed(seed)
     rows = clean.nan_to_num(nan=math.inf).argsort()[:MOST_ROWS]
     for some in rows.split(max(1, points_at_once(net, spec) // restarts)):
-        search.descend(some, restarts, steps, generator)
+        search.descend(some, restarts, steps, generator, deadline)
     return Attack(search.margins.cpu(), search.input.cpu())
 
 
@@ -85,12 +88,14 @@ class _Search:
         self.margins = torch.minimum(self.margins, seen.amin(0))
         return margins
 
-    def descend(self, rows: Tensor, restarts: int, steps: int, generator: torch.Generator) -> None:
+    def descend(self, rows: Tensor, restarts: int, steps: int, generator: torch.Generator, deadline: float) -> None:
         box = self.spec.input
         own = rows.repeat_interleave(restarts)  # the row that each point goes down
         points = random_starts(box, len(own), generator)
         points[::restarts] = box.anchor
         for step in range(steps):
+            if time.perf_counter() > deadline:
+                return
             points.requires_grad_(True)
             wanted = self.visit(points).gather(1, own[:, None]).sum()
             (gradient,) = torch.autograd.grad(wanted, points)
