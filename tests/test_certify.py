@@ -19,9 +19,10 @@ import zonogpt
 import zonogpt.accuracy.job as job_module
 from builders import config, image_model, language_model, text_classifier
 from data_files import write_mnist
-from zonogpt.accuracy.rows import Row, UnsoundError
+from zonogpt.accuracy.rows import Row
 from zonogpt.accuracy.table import as_csv, tabulate
 from zonogpt.cli import app
+from zonogpt.errors import UnsoundError
 
 DIGITS = str(zonogpt.zoo.path("digits"))
 PROGRAM = str(Path(sys.executable).parent / "zonogpt")
@@ -238,10 +239,10 @@ def test_damaged_or_foreign_directories(tmp_path):
 
 
 def test_two_runs_at_once_are_refused(tmp_path):
-    from zonogpt.accuracy.store import open_store
+    from zonogpt.rows.store import open_store
 
     settings = zonogpt.certify(MODEL, Memory(1), (1e-3,), out=tmp_path).settings
-    with open_store(tmp_path, settings), pytest.raises(zonogpt.OptionError, match="another run"):
+    with open_store(tmp_path, settings, Row), pytest.raises(zonogpt.OptionError, match="another run"):
         zonogpt.certify(MODEL, Memory(1), (1e-3,), out=tmp_path)
 
 

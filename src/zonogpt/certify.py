@@ -13,14 +13,15 @@ import torch
 from zonogpt._version import __version__
 from zonogpt.accuracy.job import Job
 from zonogpt.accuracy.rows import Row, Settings
-from zonogpt.accuracy.store import open_store
 from zonogpt.accuracy.table import Line, tabulate
 from zonogpt.datasets import Dataset
 from zonogpt.datasets.texts import Positions
 from zonogpt.errors import OptionError
+from zonogpt.examples import Examples, chosen_indices
 from zonogpt.model.ir import Model, TokenEmbedding
 from zonogpt.options import check_limits, check_method, check_seed, resolve_device, resolve_dtype
 from zonogpt.result import Result
+from zonogpt.rows.store import open_store
 from zonogpt.search.attack import RESTARTS, STEPS
 from zonogpt.spec.spec import Spec, check_ball
 from zonogpt.tensors import fingerprint, moved
@@ -75,10 +76,10 @@ def certify(
 
     All arguments and all examples are checked before the first proof.
     """
-    _check_options(radii, norm, count, skip, seed, method, len(dataset))
+    _check_options(radii, norm, seed, method)
     check_limits(timeout, budget_bytes)
     run_dtype, run_device = resolve_dtype(dtype), resolve_device(device, model)
-    chosen = range(skip, len(dataset) if count is None else min(len(dataset), skip + count))
+    chosen = chosen_indices(len(dataset), count, skip)
     is_text = isinstance(model.embedding, TokenEmbedding)
     settings = Settings(
         model=fingerprint((model.embedding, model.blocks, model.head, model.architecture, model.pad_token_id)),
@@ -94,17 +95,16 @@ def certify(
     )
     # In float64 once, where the work is done: what is asked about is the model in exact arithmetic.
     net = moved(model, run_device, torch.float64)
-    job = Job(net, dataset, tuple(map(float, radii)), Positions.parse(positions), settings, search)
-    for check in (job.check_label, job.check_input):  # labels first: they are there without reading anything
-        for index in chosen:
-            check(index)
+    examples = Examples(net, dataset, Positions.parse(positions), seed, norm)
+    examples.check(chosen)
+    job = Job(examples, tuple(map(float, radii)), settings, search)
 
     def prove(specs: Sequence[Spec]) -> list[Result]:
         return verify_many(net, specs, method, timeout=timeout, dtype=run_dtype, budget_bytes=budget_bytes)
 
     together = TOGETHER_GPU if run_device.type == "cuda" else TOGETHER_CPU
     rows = []
-    with nullcontext() if out is None else open_store(out, settings) as store:
+    with nullcontext() if out is None else open_store(out, settings, Row) as store:
         for start in range(0, len(chosen), together):
             for row in job.rows(chosen[start : start + together], prove, store):
                 rows.append(row)
@@ -114,10 +114,9 @@ def certify(
     return Certification(settings, job.radii, tuple(rows))
 
 
-def _check_options(
-    radii: Sequence[float], norm: float, count: int | None, skip: int, seed: int, method: str, available: int
-) -> None:
+def _check_options(radii: Sequence[float], norm: float, seed: int, method: str) -> None:
     check_method(method)
+    check_seed(seed)
     if not radii:
         raise OptionError("give at least one radius")
     for radius in radii:
@@ -125,10 +124,3 @@ def _check_options(
             raise OptionError(f"a radius of accuracy must be positive; got {radius!r}")
     if list(radii) != sorted(set(radii)):
         raise OptionError(f"radii must increase, each once; got {', '.join(f'{radius:g}' for radius in radii)}")
-    if count is not None and count < 1:
-        raise OptionError(f"the count must be at least 1; got {count}")
-    if skip < 0:
-        raise OptionError(f"the number of examples to skip cannot be negative; got {skip}")
-    if skip >= available:
-        raise OptionError(f"{skip} examples are to be skipped, but the data set has {available}")
-    check_seed(seed)

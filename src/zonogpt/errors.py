@@ -1,4 +1,7 @@
-"""What can go wrong through the user's input. Each message says what was given, what was expected, what to do."""
+"""What can go wrong through the user's input. Each message says what was given, what was expected, what to do.
+
+And the one thing that must never go wrong, which is nobody's fault but ours.
+"""
 
 
 class ZonoGptError(Exception):
@@ -15,3 +18,7 @@ class SpecError(ZonoGptError):
 
 class OptionError(ZonoGptError):
     """An option of a run (method, dtype, device, budget, timeout) is not one we know."""
+
+
+class UnsoundError(RuntimeError):
+    """An input breaks a claim that was certified: a mistake in zonogpt, never in its input."""

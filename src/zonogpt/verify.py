@@ -25,7 +25,7 @@ from zonogpt.spec.spec import Spec
 from zonogpt.tensors import moved
 
 HALVINGS = 10  # of the radius, in search of one that holds
-NO_MEMORY = "memory: out of it on the way; `inspect` predicts the need, a smaller budget lowers it"
+NO_MEMORY = "memory: out of memory on the way; `inspect` predicts the need, a smaller budget lowers it"
 
 OnResult = Callable[[int, Result], None]
 

@@ -5,58 +5,36 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from zonogpt.accuracy.rows import Row, Settings, UnsoundError, digest
-from zonogpt.accuracy.store import RowStore
+from zonogpt.accuracy.rows import Row, Settings
 from zonogpt.datasets import Dataset
-from zonogpt.datasets.texts import Positions
-from zonogpt.errors import SpecError, ZonoGptError
-from zonogpt.model.ir import ImageEmbedding, Model, as_ids, as_image
+from zonogpt.errors import UnsoundError
+from zonogpt.examples import Example, Examples
 from zonogpt.result import Result
+from zonogpt.rows.record import digest
+from zonogpt.rows.store import RowStore
 from zonogpt.search.attack import attack
-from zonogpt.spec.claims import margin_claim
-from zonogpt.spec.spec import Spec, check_positions, embedding_ball, image_ball
+from zonogpt.spec.spec import Spec
 from zonogpt.tensors import fingerprint
 
 Prove = Callable[[Sequence[Spec]], list[Result]]
 
 
 @dataclass(frozen=True)
-class Example:
-    index: int
-    label: int | None
-    raw: Tensor  # the image, or token ids
-    positions: list[int] | None  # None for images
-    predicted: int | None = None  # None: the model has one output
-    correct: bool = False
-
-
-@dataclass(frozen=True)
 class Job:
-    net: Model  # in float64
-    dataset: Dataset
+    examples: Examples
     radii: tuple[float, ...]  # increasing
-    positions: Positions
     settings: Settings
     search: bool  # attack as well?
 
-    def check_label(self, index: int) -> None:
-        label = self.dataset.label(index)
-        if label is not None:
-            with self._naming(index):
-                margin_claim(label, self.net.n_outputs)
+    @property
+    def dataset(self) -> Dataset:
+        return self.examples.dataset
 
-    def check_input(self, index: int) -> None:
-        self._read(index)
-
-    def rows(self, indices: Sequence[int], prove: Prove, store: RowStore | None) -> Iterator[Row]:
+    def rows(self, indices: Sequence[int], prove: Prove, store: RowStore[Row] | None) -> Iterator[Row]:
         """All rows of a few examples, from the largest radius down; each is stored before it is yielded."""
-        examples = [self._classified(self._read(index)) for index in indices]
+        examples = [self.examples.classified(index) for index in indices]
         proofs: dict[int, Row] = {}  # by example: the proof at the largest radius
         for radius in reversed(self.radii):
             todo = []
@@ -71,7 +49,7 @@ class Job:
                 if store is not None and known is None:
                     store.append(row)
                 yield row
-            specs = [self._spec(example, radius) for example in todo]
+            specs = [self.examples.spec(example, radius) for example in todo]
             for example, spec, result in zip(todo, specs, prove(specs) if specs else [], strict=True):
                 row = self._judged(example, spec, result)
                 if row.status == "verified":
@@ -79,32 +57,6 @@ class Job:
                 if store is not None:
                     store.append(row)
                 yield row
-
-    def _read(self, index: int) -> Example:
-        """SpecError, with the example's name, if it is not one for this model."""
-        with self._naming(index):
-            raw, label = self.dataset.read(index), self.dataset.label(index)
-            if isinstance(self.net.embedding, ImageEmbedding):
-                return Example(index, label, as_image(self.net, raw), None)
-            ids = as_ids(self.net, raw)
-            n_read = len(self.net.readable_ids(ids))
-            positions = self.positions.of(n_read, self.settings.seed, index)
-            return Example(index, label, ids, list(check_positions(positions, len(ids), n_read)))
-
-    def _classified(self, example: Example) -> Example:
-        with self._naming(example.index):
-            spec = self._spec(example, self.radii[0])
-        with torch.no_grad():
-            output = self.net.forward(spec.input.embed(spec.input.anchor))
-        predicted = int(output.argmax()) if self.net.n_outputs > 1 else None
-        correct = bool((spec.claim.margins(output) > 0).all())  # ties and NaN are not
-        return Example(example.index, example.label, example.raw, example.positions, predicted, correct)
-
-    def _spec(self, example: Example, radius: float) -> Spec:
-        norm = float(self.settings.norm)
-        if example.positions is None:
-            return image_ball(self.net, example.raw, radius, example.label, norm)
-        return embedding_ball(self.net, example.raw, example.positions, radius, example.label, norm)
 
     def _without_a_run(self, example: Example, radius: float, proof: Row | None) -> Row | None:
         """The row of an example that is wrong anyway, or proved at a larger radius; None for all others."""
@@ -122,7 +74,7 @@ class Job:
         if not self.search:
             return self._row(example, spec.radius, result.status, result.reason, margin=margin, seconds=result.seconds)
         started = time.perf_counter()
-        found = attack(self.net, spec, seed=self.settings.seed)
+        found = attack(self.examples.net, spec, seed=self.settings.seed)
         if found.broken and result.status == "verified":
             raise UnsoundError(
                 f"{self.dataset.name(example.index)} is certified at radius {spec.radius:g} with margin {margin:.6g},"
@@ -177,11 +129,3 @@ class Job:
     def _key(self, example: Example, radius: float) -> str:
         content = fingerprint(example.raw)
         return digest((self.settings.digest, example.index, content, example.label, example.positions, radius.hex()))
-
-    @contextmanager
-    def _naming(self, index: int) -> Iterator[None]:
-        """Says of which example an error is."""
-        try:
-            yield
-        except ZonoGptError as error:
-            raise SpecError(f"{self.dataset.name(index)}: {error}") from error

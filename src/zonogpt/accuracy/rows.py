@@ -1,23 +1,15 @@
-"""What a run over a data set records: one row per example and radius, and the settings that all rows share."""
+"""What a run over a data set records: one row per example and radius."""
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
-import math
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
-
-class UnsoundError(RuntimeError):
-    """An input breaks a claim that was certified: a mistake in zonogpt, never in its input."""
+from zonogpt.rows import record
 
 
 @dataclass(frozen=True)
-class Settings:
-    """All that a row depends on besides its example and radius. Rows are only mixed where all of it is equal."""
-
+class Settings(record.Settings):
     model: str  # fingerprint of the weights
     norm: str
     method: str
@@ -29,17 +21,13 @@ class Settings:
     budget: int | None
     version: str  # of zonogpt
 
-    @property
-    def digest(self) -> str:
-        return digest(dataclasses.astuple(self))
-
 
 @dataclass(frozen=True)
-class Row:
+class Row(record.Row):
     """One example at one radius. `margin` and `attack_margin` are None where they were not computed."""
 
-    key: str
-    settings: str  # the digest
+    FLOATS: ClassVar[tuple[str, ...]] = ("margin", "attack_margin")
+
     index: int  # in the data set
     name: str
     label: int | None  # None: the data set has none, and the model's own answer was to be kept
@@ -56,27 +44,3 @@ class Row:
     attack_seconds: float | None
     reason: str
     finished: str  # when, UTC
-
-    def to_json(self) -> str:
-        """One line of strict JSON; infinities are the strings "inf" and "-inf"."""
-        fields = {name: _plain(value) for name, value in dataclasses.asdict(self).items()}
-        return json.dumps(fields, allow_nan=False)
-
-    @staticmethod
-    def from_json(text: str) -> Row:
-        """Raises ValueError for anything that is not a row."""
-        fields = json.loads(text)
-        if not isinstance(fields, dict) or set(fields) != {field.name for field in dataclasses.fields(Row)}:
-            raise ValueError("not a row")
-        for name in ("margin", "attack_margin"):
-            fields[name] = None if fields[name] is None else float(fields[name])
-        return Row(**fields)
-
-
-def digest(value: object) -> str:
-    """A short hash of plain values: strings, numbers, None, and sequences of them."""
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:24]
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -8,7 +8,8 @@ import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from zonogpt.accuracy.rows import Row, UnsoundError
+from zonogpt.accuracy.rows import Row
+from zonogpt.errors import UnsoundError
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,8 @@ def run_crown(run: Run) -> Tensor:
     for t, block in enumerate(run.model.blocks, start=1):
         ops.tick = run.at(t)
         x = block_output(ops, block, x)
+        everywhere = torch.stack([torch.ones_like(x.like), -torch.ones_like(x.like)])
+        _require_finite(t, block.kind, ops.lower(x, everywhere))  # here rather than at the end: it names the block
     return run.margins(ops, x)
 
 

@@ -9,7 +9,7 @@ orientation, so a layer is `x @ weight + bias`. A model is
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -148,7 +148,9 @@ class Model:
     architecture: str  # Hugging Face's class name
     name: str  # where it came from, for people
     pad_token_id: int | None = None  # sequence classifiers read the last token that is not padding
-    source: object = None  # where Hugging Face's own model is: a directory or the object; None if made by hand
+    source: object = field(
+        default=None, repr=False
+    )  # where Hugging Face's own model is: a directory or the object; None if made by hand
 
     @property
     def width(self) -> int:

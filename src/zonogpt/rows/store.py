@@ -6,25 +6,28 @@ import dataclasses
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from zonogpt.accuracy.rows import Row, Settings
 from zonogpt.errors import OptionError
 from zonogpt.files import write_whole
+from zonogpt.rows.record import Row, Settings
 
 ROWS, SETTINGS = "rows.jsonl", "settings.json"
 
+R = TypeVar("R", bound=Row)
 
-class RowStore:
+
+class RowStore(Generic[R]):
     """The rows of DIR/rows.jsonl, and a place to append more. Only `open_store` makes one."""
 
-    def __init__(self, descriptor: int, finished: dict[str, Row]) -> None:
+    def __init__(self, descriptor: int, finished: dict[str, R]) -> None:
         self._descriptor = descriptor
         self.finished = finished  # by key
 
-    def append(self, row: Row) -> None:
+    def append(self, row: R) -> None:
         """On the disk when this returns; a crash in between leaves a line without an end, which the next run drops."""
         line = (row.to_json() + "\n").encode()
         while line:
@@ -34,7 +37,7 @@ class RowStore:
 
 
 @contextmanager
-def open_store(folder: Path, settings: Settings) -> Iterator[RowStore]:
+def open_store(folder: Path, settings: Settings, kind: type[R]) -> Iterator[RowStore[R]]:
     """Opens or begins DIR for one run at a time; OptionError if it belongs to other settings or cannot be used."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +47,7 @@ def open_store(folder: Path, settings: Settings) -> Iterator[RowStore]:
     try:
         _lock(descriptor, folder)
         content = (folder / ROWS).read_bytes()
-        rows, whole = parse(content, folder / ROWS)
+        rows, whole = parse(content, folder / ROWS, kind)
         _check_settings(folder, settings, rows)
         if whole < len(content):
             os.ftruncate(descriptor, whole)
@@ -53,14 +56,14 @@ def open_store(folder: Path, settings: Settings) -> Iterator[RowStore]:
         os.close(descriptor)
 
 
-def parse(content: bytes, file: Path) -> tuple[list[Row], int]:
+def parse(content: bytes, file: Path, kind: type[R]) -> tuple[list[R], int]:
     """The rows, and the bytes they take. A last line that a crash cut off is left out; other bad lines are refused."""
     rows, whole = [], 0
     lines = content.split(b"\n")
     unfinished = lines.pop()  # empty, if the last line is whole
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(Row.from_json(line.decode()))
+            rows.append(kind.from_json(line.decode()))
         except (ValueError, TypeError) as error:
             if number == len(lines) and not unfinished:
                 break  # blocks that a power cut left unwritten
@@ -78,7 +81,7 @@ def _lock(descriptor: int, folder: Path) -> None:
         return  # a file system without locks
 
 
-def _check_settings(folder: Path, settings: Settings, rows: list[Row]) -> None:
+def _check_settings(folder: Path, settings: Settings, rows: Sequence[Row]) -> None:
     file, ours = folder / SETTINGS, dataclasses.asdict(settings)
     if not file.exists() and not rows:
         write_whole(file, json.dumps(ours, indent=2) + "\n")

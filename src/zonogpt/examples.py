@@ -1,0 +1,91 @@
+"""The inputs of a data set as examples of a model: read, checked, classified, and made into specs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from zonogpt.datasets import Dataset
+from zonogpt.datasets.texts import Positions
+from zonogpt.errors import OptionError, SpecError, ZonoGptError
+from zonogpt.model.ir import ImageEmbedding, Model, as_ids, as_image
+from zonogpt.spec.claims import margin_claim
+from zonogpt.spec.spec import Spec, check_positions, embedding_ball, image_ball
+
+
+@dataclass(frozen=True)
+class Example:
+    index: int
+    label: int | None
+    raw: Tensor  # the image, or token ids
+    positions: list[int] | None  # None for images
+    predicted: int | None = None  # None: the model has one output
+    correct: bool = False
+
+
+@dataclass(frozen=True)
+class Examples:
+    net: Model  # in float64
+    dataset: Dataset
+    positions: Positions  # which tokens of a text move
+    seed: int  # of random positions
+    norm: float
+
+    def check(self, indices: Sequence[int]) -> None:
+        """SpecError, with its name, for any that is not one for this model; labels first: reading may take long."""
+        for index in indices:
+            label = self.dataset.label(index)
+            if label is not None:
+                with self.naming(index):
+                    margin_claim(label, self.net.n_outputs)
+        for index in indices:
+            self._read(index)
+
+    def classified(self, index: int) -> Example:
+        """The example, and whether the model gives its label (without one: its own answer) every margin above 0."""
+        example = self._read(index)
+        with self.naming(index):
+            spec = self.spec(example, 0.0)
+        with torch.no_grad():
+            output = self.net.forward(spec.input.embed(spec.input.anchor))
+        predicted = int(output.argmax()) if self.net.n_outputs > 1 else None
+        correct = bool((spec.claim.margins(output) > 0).all())  # ties and NaN are not
+        return replace(example, predicted=predicted, correct=correct)
+
+    def spec(self, example: Example, radius: float) -> Spec:
+        if example.positions is None:
+            return image_ball(self.net, example.raw, radius, example.label, self.norm)
+        return embedding_ball(self.net, example.raw, example.positions, radius, example.label, self.norm)
+
+    def _read(self, index: int) -> Example:
+        with self.naming(index):
+            raw, label = self.dataset.read(index), self.dataset.label(index)
+            if isinstance(self.net.embedding, ImageEmbedding):
+                return Example(index, label, as_image(self.net, raw), None)
+            ids = as_ids(self.net, raw)
+            n_read = len(self.net.readable_ids(ids))
+            positions = self.positions.of(n_read, self.seed, index)
+            return Example(index, label, ids, list(check_positions(positions, len(ids), n_read)))
+
+    @contextmanager
+    def naming(self, index: int) -> Iterator[None]:
+        """Says of which example an error is."""
+        try:
+            yield
+        except ZonoGptError as error:
+            raise SpecError(f"{self.dataset.name(index)}: {error}") from error
+
+
+def chosen_indices(available: int, count: int | None, skip: int) -> range:
+    """Indices of `count` examples behind the first `skip`; all of them without a count."""
+    if count is not None and count < 1:
+        raise OptionError(f"the count must be at least 1; got {count}")
+    if skip < 0:
+        raise OptionError(f"the number of examples to skip cannot be negative; got {skip}")
+    if skip >= available:
+        raise OptionError(f"{skip} examples are to be skipped, but the data set has {available}")
+    return range(skip, available if count is None else min(available, skip + count))
