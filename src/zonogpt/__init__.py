@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from zonogpt._version import __version__
 from zonogpt.certify import Certification, certify
+from zonogpt.compare import Comparison, compare
 from zonogpt.datasets import Dataset, open_dataset
 from zonogpt.errors import ModelError, OptionError, SpecError, ZonoGptError
 from zonogpt.inspection import inspect
@@ -19,6 +20,7 @@ from zonogpt.methods import METHODS
 from zonogpt.model import zoo
 from zonogpt.model.hf import load
 from zonogpt.model.ir import Model, logits
+from zonogpt.radius import CertifiedRadius, certified_radius
 from zonogpt.result import Ledger, LedgerEntry, Result
 from zonogpt.search.attack import Attack, attack
 from zonogpt.spec.spec import Spec, embedding_ball, image_ball
@@ -31,6 +33,8 @@ __all__ = [
     "METHODS",
     "Attack",
     "Certification",
+    "CertifiedRadius",
+    "Comparison",
     "Dataset",
     "GPT2ForImageClassification",
     "Ledger",
@@ -44,7 +48,9 @@ __all__ = [
     "ZonoGptError",
     "__version__",
     "attack",
+    "certified_radius",
     "certify",
+    "compare",
     "embedding_ball",
     "image_ball",
     "inspect",

@@ -35,15 +35,17 @@ class Examples:
     seed: int  # of random positions
     norm: float
 
-    def check(self, indices: Sequence[int]) -> None:
-        """SpecError, with its name, for any that is not one for this model; labels first: reading may take long."""
+    def check(self, indices: Sequence[int]) -> list[int]:
+        """SpecError, with its name, for any that is not one for this model. How many tokens each moves (images: 1).
+
+        Labels first: reading may take long.
+        """
         for index in indices:
             label = self.dataset.label(index)
             if label is not None:
                 with self.naming(index):
                     margin_claim(label, self.net.n_outputs)
-        for index in indices:
-            self._read(index)
+        return [len(self._read(index).positions or [0]) for index in indices]
 
     def classified(self, index: int) -> Example:
         """The example, and whether the model gives its label (without one: its own answer) every margin above 0."""

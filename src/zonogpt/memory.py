@@ -48,11 +48,19 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
+    """The largest use since `reset_peak`."""
+    return int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else _process("VmHWM")
+
+
+def resident_bytes(device: torch.device) -> int:
+    """What is in use now."""
+    return int(torch.cuda.memory_allocated(device)) if device.type == "cuda" else _process("VmRSS")
+
+
+def _process(name: str) -> int:
     try:
-        line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM"))
+        line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(name))
         return int(line.split()[1]) * 1024
-    except (OSError, StopIteration):
+    except (OSError, StopIteration):  # no Linux: the peak since the process began is all there is
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

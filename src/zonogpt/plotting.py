@@ -8,7 +8,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-__all__ = ["INK", "PAPER", "STYLE", "plt"]
+__all__ = ["INK", "METHOD_COLOURS", "PAPER", "STYLE", "method_colour", "plt"]
 
 INK, PAPER = "#22303c", "#fbfaf7"
 STYLE = {
@@ -24,3 +24,21 @@ STYLE = {
     "axes.facecolor": PAPER,
     "savefig.facecolor": PAPER,
 }
+
+METHOD_COLOURS = {
+    "E": "#5b2a86",
+    "A": "#0b6e4f",
+    "F": "#3d8bd4",
+    "D": "#e08e0b",
+    "M": "#c0392b",
+    "crown": "#1f9aa8",
+    "deepz": "#8a6d3b",
+    "covenn": "#d67fb0",
+    "ibp": "#9aa5ad",
+    "attack": "#111111",
+}
+
+
+def method_colour(method: str) -> str:
+    """Grey for those that have none of their own."""
+    return METHOD_COLOURS.get(method, "#7a8b99")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from zonogpt._version import __version__
-from zonogpt.cli import certify, demo, inspect, verify
+from zonogpt.cli import certify, compare, demo, inspect, radius, verify
 from zonogpt.errors import ZonoGptError
 
 BAD_INPUT = 2
@@ -24,6 +24,8 @@ app = typer.Typer(
 )
 app.command()(verify.verify)
 app.command()(certify.certify)
+app.command()(radius.radius)
+app.command()(compare.compare)
 app.command()(inspect.inspect)
 app.command()(demo.demo)
 

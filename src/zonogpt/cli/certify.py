@@ -18,14 +18,13 @@ from zonogpt.certify import Certification
 from zonogpt.certify import certify as run
 from zonogpt.cli.options import BUDGET_HELP, NORM_HELP, check_writable, norm_of, numbers, size
 from zonogpt.cli.progress import progress_bar
+from zonogpt.cli.stopping import INTERRUPTED, how_to_continue
 from zonogpt.datasets import open_dataset
 from zonogpt.errors import OptionError
 from zonogpt.files import write_whole
 from zonogpt.methods import METHODS
 from zonogpt.model.hf import load
 from zonogpt.model.ir import ImageEmbedding
-
-INTERRUPTED = 130  # as shells say of a process that Ctrl-C ended
 
 
 def certify(
@@ -90,12 +89,6 @@ def certify(
         Console(highlight=False).print(as_table(found.table))
         if out is not None:
             print(f"in {out}: rows.jsonl, settings.json, table.csv, certified.png")
-
-
-def how_to_continue(out: Path | None) -> str:
-    if out is None:
-        return "nothing was kept: with --out DIRECTORY a run can be continued"
-    return f"they are kept in {out}, and the same command goes on from there"
 
 
 def write(found: Certification, model: str, out: Path | None, json: Path | None) -> None:

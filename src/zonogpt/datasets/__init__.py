@@ -7,10 +7,12 @@ from typing import Protocol
 
 from torch import Tensor
 
+from zonogpt.datasets.given import Given
 from zonogpt.datasets.idx import SPLITS, MnistFiles
 from zonogpt.datasets.pictures import PictureFolder
 from zonogpt.datasets.texts import TextLines
 from zonogpt.errors import OptionError, SpecError
+from zonogpt.model import zoo
 from zonogpt.model.ir import ImageEmbedding, Model
 
 
@@ -33,7 +35,7 @@ def open_dataset(path: Path, model: Model, source: str, split: str = "test") -> 
     """The data at `path` for this model, which came from `source` (its tokenizer is looked for there).
 
     A model of images reads a directory: MNIST's files (`split`: "test" or "train"), or pictures. A model of texts reads
-    a file.
+    a file. "zoo:digits" is the digits that travel with the bundled model.
     """
     if split not in SPLITS:
         raise OptionError(f"split {split!r} is unknown; there are {' and '.join(SPLITS)}")
@@ -44,6 +46,8 @@ def open_dataset(path: Path, model: Model, source: str, split: str = "test") -> 
 
 
 def _open(path: Path, model: Model, source: str, split: str) -> Dataset:
+    if str(path).startswith(zoo.PREFIX):
+        return Given.bundled(str(path).removeprefix(zoo.PREFIX))
     if not path.exists():
         raise SpecError(f"the data {str(path)!r} is not there")
     if isinstance(model.embedding, ImageEmbedding):

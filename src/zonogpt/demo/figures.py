@@ -16,9 +16,7 @@ from zonogpt.demo.worked_example import (
     interval_by_adjoint,
     sampled_inputs,
 )
-from zonogpt.plotting import INK, STYLE, plt
-
-COLOURS = {"E": "#5b2a86", "A": "#0b6e4f", "F": "#3d8bd4", "D": "#e08e0b", "M": "#c0392b", "A-literal": "#7a8b99"}
+from zonogpt.plotting import INK, STYLE, method_colour, plt
 
 STEP_COLOURS = {
     "input": "#cfc7db",
@@ -64,7 +62,7 @@ def _rank(radius: float) -> float:
 def _proved(ax: Any, study: Study) -> None:
     n = len(study.labels)
     for method in METHODS:
-        ax.plot(RADII, [study.proved(method, r) for r in RADII], "o-", color=COLOURS[method], label=method, lw=2)
+        ax.plot(RADII, [study.proved(method, r) for r in RADII], "o-", color=method_colour(method), label=method, lw=2)
     ax.set(xscale="log", xlabel="radius", ylabel=f"digits proved, of {n}", ylim=(-0.5, n + 0.8), title="Proved")
     ax.set_xlim(right=8 * RADII[-1])  # room for the legend beside the lines
     ax.yaxis.get_major_locator().set_params(integer=True)
@@ -74,7 +72,7 @@ def _proved(ax: Any, study: Study) -> None:
 def _margins(ax: Any, study: Study) -> None:
     for method in METHODS:
         values = [max(0.0, study.median_margin(method, r)) for r in RADII]  # a margin below 0 certifies nothing
-        ax.plot(RADII, values, "o-", color=COLOURS[method], label=method, lw=2, clip_on=False)
+        ax.plot(RADII, values, "o-", color=method_colour(method), label=method, lw=2, clip_on=False)
     ax.set(xscale="log", xlabel="radius", ylabel="certified margin to the nearest rival", title="Median margin")
     ax.set_ylim(bottom=0)
 
@@ -115,8 +113,8 @@ def draw_example(file: Path) -> None:
 
 def _projection(ax: Any, step: FirstToken) -> None:
     outline = step.outline.numpy()
-    ax.fill(outline[:, 0], outline[:, 1], color=COLOURS["A"], alpha=0.15)
-    ax.plot([*outline[:, 0], outline[0, 0]], [*outline[:, 1], outline[0, 1]], color=COLOURS["A"], lw=1.5)
+    ax.fill(outline[:, 0], outline[:, 1], color=method_colour("A"), alpha=0.15)
+    ax.plot([*outline[:, 0], outline[0, 0]], [*outline[:, 1], outline[0, 1]], color=method_colour("A"), lw=1.5)
     ax.scatter(*step.samples[::4].T.numpy(), s=3, color=INK, alpha=0.5, zorder=3)
     ax.set(title=step.title, xlabel=f"{step.axis} 1", ylabel=f"{step.axis} 2")
 
@@ -125,10 +123,10 @@ def _intervals(ax: Any) -> None:
     sampled = BLOCK(sampled_inputs())[:, 0, 0]
     rows = {
         "sampled": (float(sampled.min()), float(sampled.max()), INK),
-        "E": (*interval_by_adjoint(), COLOURS["E"]),
-        "A": (*interval(bound("A")), COLOURS["A"]),
+        "E": (*interval_by_adjoint(), method_colour("E")),
+        "A": (*interval(bound("A")), method_colour("A")),
         "paper, fused": (*PAPER_FUSED, "#8fb8a8"),
-        "D": (*interval(bound("D")), COLOURS["D"]),
+        "D": (*interval(bound("D")), method_colour("D")),
     }
     for y, (low, high, colour) in enumerate(rows.values()):
         ax.plot([low, high], [y, y], color=colour, lw=6, solid_capstyle="butt")

@@ -14,13 +14,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from zonogpt.errors import ModelError
+from zonogpt.model import zoo
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def find(source: str | Path) -> Path:
-    """The local directory of a model: a path as it is, or a hub name through Hugging Face's cache."""
+    """The local directory of a model: a path as it is, zoo:NAME, or a hub name through Hugging Face's cache."""
+    if str(source).startswith(zoo.PREFIX):
+        return zoo.path(str(source).removeprefix(zoo.PREFIX))
     folder = Path(source)
     if folder.is_dir():
         return folder

@@ -13,6 +13,9 @@ from zonogpt.errors import ModelError
 NAMES = ("digits",)
 
 
+PREFIX = "zoo:"  # where a model or its data is asked for by a string: zoo:digits
+
+
 def path(name: str) -> Path:
     """The directory of a bundled model, as written by save_pretrained."""
     if name not in NAMES:

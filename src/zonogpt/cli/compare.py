@@ -1,0 +1,133 @@
+"""zonogpt compare"""
+
+from __future__ import annotations
+
+import dataclasses
+import json as json_format
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from zonogpt.cli.inputs import open_inputs
+from zonogpt.cli.options import BUDGET_HELP, NORM_HELP, check_writable, norm_of, numbers, size
+from zonogpt.cli.progress import progress_bar
+from zonogpt.cli.stopping import INTERRUPTED, how_to_continue
+from zonogpt.cli.watching import BarWatcher
+from zonogpt.compare import Comparison
+from zonogpt.compare import compare as run
+from zonogpt.files import write_whole
+from zonogpt.methods import METHODS
+from zonogpt.model.hf import load
+from zonogpt.radii.rows import ATTACK
+from zonogpt.radii.table import Line, as_csv, tabulate
+
+ALL = "E,A,F,D,M,crown,deepz,covenn,ibp,attack"
+
+
+def compare(
+    model: Annotated[str, typer.Argument(help="Directory from save_pretrained, a hub name, or zoo:digits.")],
+    data: Annotated[
+        Path | None, typer.Option(help="MNIST files, a folder LABEL/*.png, lines LABEL<TAB>TEXT, or zoo:digits.")
+    ] = None,
+    image: Annotated[Path | None, typer.Option(help="Picture (.png, .jpg, ...) or array (.npy).")] = None,
+    text: Annotated[str | None, typer.Option(help="Text, read with the model's tokenizer.")] = None,
+    ids: Annotated[str | None, typer.Option(help="Token ids, as 5,17,3.")] = None,
+    positions: Annotated[
+        str | None, typer.Option(help="Tokens, each moved on its own: last, all, random:2, or 1,4.")
+    ] = None,
+    label: Annotated[int | None, typer.Option(help="The answer to keep. Default: the model's own.")] = None,
+    methods: Annotated[str, typer.Option(help=f"Some of {', '.join(METHODS)}, {ATTACK}.")] = ALL,
+    radius: Annotated[
+        str, typer.Option(help="Radii at which proofs are counted, increasing; the search spans them.")
+    ] = "1e-5,1e-4,3e-4,1e-3,3e-3,1e-2",
+    tolerance: Annotated[float, typer.Option(help="Stop where two radii differ by this ratio.")] = 0.05,
+    count: Annotated[int | None, typer.Option(help="How many examples. Default: all.")] = None,
+    skip: Annotated[int, typer.Option(help="How many to leave out first.")] = 0,
+    split: Annotated[str, typer.Option(help="Of MNIST files: test or train.")] = "test",
+    norm: Annotated[str, typer.Option(help=NORM_HELP)] = "inf",
+    seed: Annotated[int, typer.Option(help="Of the attack and of random positions.")] = 0,
+    timeout: Annotated[float | None, typer.Option(help="Seconds per input and method.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float64 (default) or float32.")] = None,
+    budget: Annotated[str | None, typer.Option(help=BUDGET_HELP)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for rows, table and picture; goes on where it stopped.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write settings, table and rows to this file.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the first line only.")] = False,
+) -> None:
+    """Several methods, and an attack, on the same inputs: what each proves, how far, how fast, in how much memory.
+
+    Exit code: 0 when it ran through, 2 bad input, 130 stopped by Ctrl-C.
+    """
+    check_writable(json)
+    grid, budget_bytes = numbers(radius, "--radius"), size(budget)
+    names = [name.strip() for name in methods.split(",")]
+    net = load(model)
+    dataset, tokens = open_inputs(net, model, data, split, image, text, ids, positions, label)
+    with progress_bar(quiet) as bar:
+        watcher = BarWatcher(bar)
+        try:
+            found = run(
+                net, dataset, names, min(grid), max(grid), grid, tolerance, count=count, skip=skip,
+                norm=norm_of(norm), positions=tokens, seed=seed, timeout=timeout, device=device, dtype=dtype,
+                budget_bytes=budget_bytes, out=out, watcher=watcher,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            typer.echo(f"stopped after {watcher.kept} rows; {how_to_continue(out)}", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+    lines = tabulate(found.rows, found.methods, grid)
+    write(found, lines, model, out, json)
+    print(headline(lines))
+    if not quiet:
+        Console(highlight=False).print(as_table(lines, grid))
+        if out is not None:
+            print(f"in {out}: rows.jsonl, settings.json, table.csv, comparison.png")
+
+
+def write(found: Comparison, lines: Sequence[Line], model: str, out: Path | None, json: Path | None) -> None:
+    grid = found.settings.grid
+    if out is not None:
+        from zonogpt.radii.figure import draw_comparison  # matplotlib is slow to import
+
+        write_whole(out / "table.csv", as_csv(lines, grid))
+        title = f"{Path(model).name}: {lines[0].inputs} inputs, l_{found.settings.norm} ball"
+        draw_comparison(lines, found.rows, grid, title, out / "comparison.png")
+    if json is not None:
+        whole = {
+            "settings": dataclasses.asdict(found.settings),
+            "table": [dataclasses.asdict(line) for line in lines],
+            "rows": [json_format.loads(row.to_json()) for row in found.rows],
+        }
+        write_whole(json, json_format.dumps(whole, indent=2, allow_nan=False) + "\n")
+
+
+def headline(lines: Sequence[Line]) -> str:
+    """Who proves the largest radii."""
+    able = [line for line in lines if line.radius and line.method != ATTACK]
+    ranked = sorted(able, key=lambda line: -(line.radius or 0.0))
+    if not ranked:
+        return "no method certifies anything at these radii"
+    return "certified radius, mean: " + ", ".join(f"{line.method} {line.radius:.3g}" for line in ranked)
+
+
+def as_table(lines: Sequence[Line], grid: Sequence[float]) -> Table:
+    table = Table("method", title=f"Proved at each radius, of {lines[0].inputs} inputs", title_justify="left")
+    for heading in (*(f"{radius:g}" for radius in grid), "radius", "s / run", "memory", "stopped"):
+        table.add_column(heading, justify="right")
+    for line in lines:
+        mean = "-" if line.radius is None else f"{line.radius:.2e}"
+        name = "attack (not broken)" if line.method == ATTACK else line.method
+        table.add_row(
+            name,
+            *map(str, line.counts),
+            mean,
+            "-" if line.seconds_per_run is None else f"{line.seconds_per_run:.2f}",
+            "-" if line.method == ATTACK else f"{line.peak_bytes / 2**20:,.0f} MiB",
+            line.stopped or "-",
+        )
+    return table

@@ -1,0 +1,150 @@
+"""zonogpt radius"""
+
+from __future__ import annotations
+
+import dataclasses
+import json as json_format
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from zonogpt.cli.inputs import open_inputs
+from zonogpt.cli.options import BUDGET_HELP, NORM_HELP, check_writable, norm_of, size
+from zonogpt.cli.progress import progress_bar
+from zonogpt.cli.stopping import INTERRUPTED, how_to_continue
+from zonogpt.cli.watching import BarWatcher
+from zonogpt.compare import Comparison, compare
+from zonogpt.files import write_whole
+from zonogpt.methods import METHODS
+from zonogpt.model.hf import load
+from zonogpt.radii.rows import ATTACK
+from zonogpt.radii.table import InputLine, by_input, inputs_as_csv
+from zonogpt.radius import TOLERANCE
+
+
+def radius(
+    model: Annotated[str, typer.Argument(help="Directory from save_pretrained, a hub name, or zoo:digits.")],
+    data: Annotated[
+        Path | None, typer.Option(help="MNIST files, a folder LABEL/*.png, lines LABEL<TAB>TEXT, or zoo:digits.")
+    ] = None,
+    image: Annotated[Path | None, typer.Option(help="Picture (.png, .jpg, ...) or array (.npy).")] = None,
+    text: Annotated[str | None, typer.Option(help="Text, read with the model's tokenizer.")] = None,
+    ids: Annotated[str | None, typer.Option(help="Token ids, as 5,17,3.")] = None,
+    positions: Annotated[
+        str | None, typer.Option(help="Tokens, each moved on its own: last, all, random:2, or 1,4.")
+    ] = None,
+    label: Annotated[int | None, typer.Option(help="The answer to keep. Default: the model's own.")] = None,
+    low: Annotated[float, typer.Option(help="The smallest radius to try.")] = 1e-5,
+    high: Annotated[float, typer.Option(help="The largest.")] = 0.5,
+    tolerance: Annotated[float, typer.Option(help="Stop where two radii differ by this ratio.")] = TOLERANCE,
+    count: Annotated[int | None, typer.Option(help="How many examples. Default: all.")] = None,
+    skip: Annotated[int, typer.Option(help="How many to leave out first.")] = 0,
+    split: Annotated[str, typer.Option(help="Of MNIST files: test or train.")] = "test",
+    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "E",
+    norm: Annotated[str, typer.Option(help=NORM_HELP)] = "inf",
+    attack: Annotated[bool, typer.Option(help="Search for the smallest broken radius as well.")] = True,
+    seed: Annotated[int, typer.Option(help="Of the attack and of random positions.")] = 0,
+    timeout: Annotated[float | None, typer.Option(help="Seconds per input, for proofs and attack each.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float64 (default) or float32.")] = None,
+    budget: Annotated[str | None, typer.Option(help=BUDGET_HELP)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for rows, table and picture; goes on where it stopped.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write settings, table and rows to this file.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the first line only.")] = False,
+) -> None:
+    """How far an input may move: the largest radius that is proved and the smallest that is broken, by bisection.
+
+    One line per image, or per token position of a text. Exit code: 0 when it ran through, 2 bad input, 130 stopped by
+    Ctrl-C.
+    """
+    check_writable(json)
+    budget_bytes = size(budget)
+    net = load(model)
+    dataset, tokens = open_inputs(net, model, data, split, image, text, ids, positions, label)
+    methods = (method, ATTACK) if attack else (method,)
+    with progress_bar(quiet) as bar:
+        watcher = BarWatcher(bar)
+        try:
+            found = compare(
+                net, dataset, methods, low, high, tolerance=tolerance, count=count, skip=skip, norm=norm_of(norm),
+                positions=tokens, seed=seed, timeout=timeout, device=device, dtype=dtype, budget_bytes=budget_bytes,
+                out=out, watcher=watcher,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            typer.echo(f"stopped after {watcher.kept} rows; {how_to_continue(out)}", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+    lines = by_input(found.rows, method)
+    write(found, lines, model, method, out, json)
+    print(headline(lines))
+    if not quiet:
+        Console(highlight=False).print(as_table(lines))
+        if out is not None:
+            print(f"in {out}: rows.jsonl, settings.json, table.csv, radius.png")
+
+
+def write(
+    found: Comparison, lines: Sequence[InputLine], model: str, method: str, out: Path | None, json: Path | None
+) -> None:
+    if out is not None:
+        from zonogpt.radii.figure import draw_inputs  # matplotlib is slow to import
+
+        write_whole(out / "table.csv", inputs_as_csv(lines))
+        draw_inputs(lines, f"{Path(model).name}, method {method}, l_{found.settings.norm} ball", out / "radius.png")
+    if json is not None:
+        whole = {
+            "settings": dataclasses.asdict(found.settings),
+            "table": [{k: plain(v) for k, v in dataclasses.asdict(line).items()} for line in lines],
+            "rows": [json_format.loads(row.to_json()) for row in found.rows],
+        }
+        write_whole(json, json_format.dumps(whole, indent=2, allow_nan=False) + "\n")
+
+
+def plain(value: object) -> object:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def headline(lines: Sequence[InputLine]) -> str:
+    """The verdict of one input, or what many come to."""
+    tried = [line for line in lines if line.status != "misclassified"]
+    if len(lines) == 1 and tried:
+        line = tried[0]
+        certified = f"certified {line.certified:g}" if line.certified else "certified none"
+        return certified + ("" if line.attacked is None else f", {said(line.attacked)}")
+    proved = [line.certified for line in tried if line.certified > 0]
+    wrong = f", {len(lines) - len(tried)} misclassified" if len(tried) < len(lines) else ""
+    if not proved:
+        return f"certified none of {len(lines)}{wrong}"
+    mean = math.exp(sum(map(math.log, proved)) / len(proved))
+    return f"certified {len(proved)} of {len(lines)}: {min(proved):g} to {max(proved):g}, mean {mean:.3g}{wrong}"
+
+
+def said(attacked: float) -> str:
+    return "not broken" if math.isinf(attacked) else f"broken {attacked:g}"
+
+
+def as_table(lines: Sequence[InputLine]) -> Table:
+    texts = any(line.position is not None for line in lines)
+    table = Table("input", *(["token"] if texts else []))
+    for heading in ("label", "certified", "broken", "ratio", "s"):
+        table.add_column(heading, justify="right")
+    for line in lines:
+        label = line.predicted if line.label is None else line.label
+        cells = [line.name, *([str(line.position)] if texts else []), "-" if label is None else str(label)]
+        if line.status == "misclassified":
+            table.add_row(*cells, "misclassified", "", "", "")
+            continue
+        certified = f"{line.certified:g}" if line.certified else "none"
+        if line.status != "done":
+            certified += f" ({line.status})"
+        broken = "-" if line.attacked is None else "none" if math.isinf(line.attacked) else f"{line.attacked:g}"
+        known = line.certified > 0 and line.attacked is not None and line.attacked < math.inf
+        ratio = f"{line.attacked / line.certified:.1f}" if known and line.attacked is not None else "-"
+        table.add_row(*cells, certified, broken, ratio, f"{line.seconds:.1f}")
+    return table

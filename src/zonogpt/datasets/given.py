@@ -1,0 +1,45 @@
+"""Data sets of what is at hand: one input from the command line, or the samples of a bundled model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from zonogpt.model import zoo
+
+
+@dataclass(frozen=True)
+class Given:
+    names: Sequence[str]
+    inputs: Sequence[Tensor | list[int]]
+    labels: Sequence[int] | None  # None: the model's own answers are to be kept
+
+    @staticmethod
+    def one(name: str, content: Tensor | list[int], label: int | None) -> Given:
+        return Given([name], [content], None if label is None else [label])
+
+    @staticmethod
+    def bundled(name: str) -> Given:
+        """In turn one of every label, so that the first few are no single class."""
+        images, labels = zoo.samples(name)
+        seen: dict[int, int] = {}
+        ranks = []
+        for i, label in enumerate(labels.tolist()):
+            ranks.append((seen.setdefault(label, 0), label, i))
+            seen[label] += 1
+        order = [i for _, _, i in sorted(ranks)]
+        return Given([f"digit {i}" for i in order], [images[i] for i in order], [int(labels[i]) for i in order])
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def name(self, index: int) -> str:
+        return self.names[index]
+
+    def label(self, index: int) -> int | None:
+        return None if self.labels is None else self.labels[index]
+
+    def read(self, index: int) -> Tensor | list[int]:
+        return self.inputs[index]
