@@ -8,16 +8,17 @@ from pathlib import Path
 from zonogpt.errors import OptionError
 
 
-def write_whole(file: Path, text: str) -> None:
+def write_whole(file: Path, content: str | bytes) -> None:
     """Writes the file in one step, so that a reader sees all or nothing; pipes and devices are written to directly."""
+    data = content.encode() if isinstance(content, str) else content
     target = file.resolve()  # behind a link, the file it points to
     try:
         if target.exists() and not target.is_file():
-            target.write_text(text)
+            target.write_bytes(data)
             return
         draft = target.parent / f".zonogpt-{os.getpid()}"
         try:
-            draft.write_text(text)
+            draft.write_bytes(data)
             os.replace(draft, target)
         finally:
             draft.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import sys
@@ -53,7 +54,11 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def resident_bytes(device: torch.device) -> int:
-    """What is in use now."""
+    """What is in use now, after freed memory has gone back to the system where it can (glibc)."""
+    if device.type != "cuda" and sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
     return int(torch.cuda.memory_allocated(device)) if device.type == "cuda" else _process("VmRSS")
 
 

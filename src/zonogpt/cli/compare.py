@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -41,9 +42,11 @@ def compare(
     ] = None,
     label: Annotated[int | None, typer.Option(help="The answer to keep. Default: the model's own.")] = None,
     methods: Annotated[str, typer.Option(help=f"Some of {', '.join(METHODS)}, {ATTACK}.")] = ALL,
-    radius: Annotated[
-        str, typer.Option(help="Radii at which proofs are counted, increasing; the search spans them.")
-    ] = "1e-5,1e-4,3e-4,1e-3,3e-3,1e-2",
+    radius: Annotated[str, typer.Option(help="Radii at which proofs are counted.")] = "1e-5,1e-4,3e-4,1e-3,3e-3,1e-2",
+    low: Annotated[
+        float | None, typer.Option(help="The smallest radius to try. Default: the smallest of these.")
+    ] = None,
+    high: Annotated[float | None, typer.Option(help="The largest. Default: ten times the largest of these.")] = None,
     tolerance: Annotated[float, typer.Option(help="Stop where two radii differ by this ratio.")] = 0.05,
     count: Annotated[int | None, typer.Option(help="How many examples. Default: all.")] = None,
     skip: Annotated[int, typer.Option(help="How many to leave out first.")] = 0,
@@ -73,7 +76,7 @@ def compare(
         watcher = BarWatcher(bar)
         try:
             found = run(
-                net, dataset, names, min(grid), max(grid), grid, tolerance, count=count, skip=skip,
+                net, dataset, names, low or min(grid), high or 10 * max(grid), grid, tolerance, count=count, skip=skip,
                 norm=norm_of(norm), positions=tokens, seed=seed, timeout=timeout, device=device, dtype=dtype,
                 budget_bytes=budget_bytes, out=out, watcher=watcher,
             )  # fmt: skip
@@ -84,7 +87,7 @@ def compare(
     write(found, lines, model, out, json)
     print(headline(lines))
     if not quiet:
-        Console(highlight=False).print(as_table(lines, grid))
+        Console(highlight=False, soft_wrap=True).print(as_table(lines, grid))
         if out is not None:
             print(f"in {out}: rows.jsonl, settings.json, table.csv, comparison.png")
 
@@ -116,18 +119,22 @@ def headline(lines: Sequence[Line]) -> str:
 
 
 def as_table(lines: Sequence[Line], grid: Sequence[float]) -> Table:
-    table = Table("method", title=f"Proved at each radius, of {lines[0].inputs} inputs", title_justify="left")
-    for heading in (*(f"{radius:g}" for radius in grid), "radius", "s / run", "memory", "stopped"):
-        table.add_column(heading, justify="right")
+    title = (
+        f"Proved at each radius, of {lines[0].inputs} inputs (attack: not broken there; its radius: smallest broken)"
+    )
+    table = Table("method", title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, min_width=len(title))
+    for heading in (*(f"{radius:g}" for radius in grid), "radius", "s / run", "MiB"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    early = any(line.stopped for line in lines)
+    if early:
+        table.add_column("stopped early")
     for line in lines:
-        mean = "-" if line.radius is None else f"{line.radius:.2e}"
-        name = "attack (not broken)" if line.method == ATTACK else line.method
         table.add_row(
-            name,
+            line.method,
             *map(str, line.counts),
-            mean,
+            "-" if line.radius is None else f"{line.radius:.2e}",
             "-" if line.seconds_per_run is None else f"{line.seconds_per_run:.2f}",
-            "-" if line.method == ATTACK else f"{line.peak_bytes / 2**20:,.0f} MiB",
-            line.stopped or "-",
+            "-" if line.method == ATTACK else f"{line.peak_bytes / 2**20:,.0f}",
+            *([line.stopped] if early else []),
         )
     return table

@@ -52,7 +52,6 @@ def show_study(file: Path, quiet: bool) -> None:
 def show_example(file: Path, quiet: bool) -> None:
     from zonogpt.demo.figures import draw_example
 
-    sampled = worked_example.BLOCK(worked_example.sampled_inputs())[:, 0, 0]
     table = Table(
         "",
         "lower",
@@ -60,18 +59,16 @@ def show_example(file: Path, quiet: bool) -> None:
         "positive?",
         title="The paper's worked example: [A(x)]_11 over the box of radius 0.02",
     )
-    rows = {
-        "sampled": (float(sampled.min()), float(sampled.max())),
-        "E": worked_example.interval_by_adjoint(),
-        **{name: worked_example.interval(worked_example.bound(name)) for name in ("A", "A-literal", "D", "D-literal")},
-        "paper, fused": worked_example.PAPER_FUSED,
-        "paper, DeepZ": worked_example.PAPER_DEEPZ,
-    }
-    for name, (low, high) in rows.items():
+    for name, (low, high) in worked_example.intervals().items():
         verdict = "" if name == "sampled" else "proved" if low > 0 else "not proved"
         table.add_row(name, f"{low:.4f}", f"{high:.4f}", verdict)
     centre = float(worked_example.BLOCK(worked_example.CENTRE)[0, 0])
     console = Console(highlight=False)
     console.print(table)
     console.print(f"value at the centre: {centre:.4f}")
+    z, generators = worked_example.bound_by_deepz()
+    console.print(
+        f"deepz: {generators} generators, centre {float(z.c[0, 0]):.4f}, sum {float(z.G[:, 0, 0].abs().sum()):.4f}"
+        f" (the paper: {worked_example.PAPER_DEEPZ_GENERATORS}, {worked_example.PAPER_DEEPZ_CENTRE}, 1.61)"
+    )
     draw_example(file)

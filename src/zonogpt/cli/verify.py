@@ -18,8 +18,10 @@ from zonogpt.methods.method import Progress
 from zonogpt.model.hf import load
 from zonogpt.model.ir import Model
 from zonogpt.result import Result
+from zonogpt.spec.inputs import EmbeddingBox
 from zonogpt.spec.spec import Spec, embedding_ball, image_ball
 from zonogpt.verify import verify as run
+from zonogpt.witness import moved_tokens, save_witness
 
 EXIT = {"verified": 0, "unknown": 10, "falsified": 20, "timeout": 30}
 
@@ -35,19 +37,25 @@ def verify(
     label: Annotated[int | None, typer.Option(help="The answer to keep. Default: the model's own.")] = None,
     method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "E",
     norm: Annotated[str, typer.Option(help=NORM_HELP)] = "inf",
+    attack: Annotated[bool, typer.Option("--attack", help="First search for an input that breaks the claim.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the attack.")] = 0,
     timeout: Annotated[float | None, typer.Option(help="Seconds, looked at between blocks.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
     dtype: Annotated[str | None, typer.Option(help="float64 (default) or float32.")] = None,
     budget: Annotated[str | None, typer.Option(help=BUDGET_HELP)] = None,
     hint: Annotated[bool, typer.Option(help="If unknown (E): look for a smaller radius that is certified.")] = True,
+    counterexample: Annotated[
+        Path | None, typer.Option(help="If falsified: write the input to this .npz, and an image to a .png beside it.")
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the whole result to this file.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the verdict only.")] = False,
 ) -> None:
-    """Try to prove that the answer stays the same over the whole ball.
+    """Try to prove that the answer stays the same over the whole ball, or find an input that changes it.
 
     The verdict is the first line. Exit code: 0 verified, 10 unknown, 20 falsified, 30 timeout, 2 bad input.
     """
     check_writable(json)
+    check_writable(counterexample, (".npz",))
     budget_bytes = size(budget)
     net = load(model)
     spec = build_spec(net, model, image, text, ids, positions, words, radius, label, norm_of(norm))
@@ -58,14 +66,19 @@ def verify(
             bar.update(task, completed=progress.block - 1, description=f"block {progress.block} ({progress.kind})")
 
         result = run(
-            net, spec, method=method, timeout=timeout, device=device, dtype=dtype,
-            budget_bytes=budget_bytes, hint=hint, on_block=show,
+            net, spec, method=method, attack=attack, timeout=timeout, device=device, dtype=dtype,
+            budget_bytes=budget_bytes, seed=seed, hint=hint, on_block=show,
         )  # fmt: skip
     if json is not None:
         write_whole(json, result.to_json() + "\n")
+    files = []
+    if counterexample is not None and result.status == "falsified":
+        files = save_witness(spec, result, counterexample)
     print(result.status)
     if not quiet:
         print(describe(result))
+        if result.status == "falsified":
+            print(describe_witness(net, spec, result, files))
     raise typer.Exit(EXIT[result.status])
 
 
@@ -99,6 +112,27 @@ def build_spec(
         token_ids, named = integers(ids, "--ids"), []
     at = named if positions is None else integers(positions, "--positions")
     return embedding_ball(net, token_ids, at, radius, label=label, norm=norm)
+
+
+def describe_witness(net: Model, spec: Spec, result: Result, files: list[Path]) -> str:
+    """Where and how far the input moved, and where it was saved."""
+    assert result.counterexample is not None
+    change = result.counterexample - spec.input.anchor.cpu()
+    if isinstance(spec.input, EmbeddingBox):
+        lines = [
+            f"token {moved.token} at position {moved.position} moves by {moved.length:.3g} (l_2),"
+            f" {moved.largest:.3g} at most per coordinate; the nearest token is {moved.nearest}"
+            for moved in moved_tokens(net, spec, result.counterexample)
+        ]
+    else:
+        n = int((change != 0).sum())
+        most = int(change.abs().argmax())
+        row, column = divmod(most, change.shape[1])
+        lines = [
+            f"{n} of {change.numel()} pixels change, pixel ({row}, {column}) most: {float(change[row, column]):+.3g}"
+        ]
+    saved = " and ".join(map(str, files))
+    return "\n".join([*lines, f"saved: {saved}" if files else "--counterexample FILE.npz saves it"])
 
 
 def describe(result: Result) -> str:

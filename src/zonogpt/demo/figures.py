@@ -7,14 +7,10 @@ from typing import Any
 
 from zonogpt.demo.study import METHODS, RADII, Study
 from zonogpt.demo.worked_example import (
-    BLOCK,
-    PAPER_FUSED,
     FirstToken,
-    bound,
-    first_token_projections,
-    interval,
-    interval_by_adjoint,
-    sampled_inputs,
+    deepz_projections,
+    fused_projections,
+    intervals,
 )
 from zonogpt.plotting import INK, STYLE, method_colour, plt
 
@@ -100,36 +96,39 @@ def _ledger(ax: Any, study: Study) -> None:
 
 
 def draw_example(file: Path) -> None:
-    """First-token projections of the worked example, fused: samples inside each bound, and the final interval."""
+    """The paper's figure: first-token projections operator by operator and fused, and what is proved in the end."""
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, 5, figsize=(16, 3.6), layout="constrained", width_ratios=[1, 1, 1, 1, 0.9])
-        for ax, step in zip(axes, first_token_projections(), strict=False):
-            _projection(ax, step)
-        _intervals(axes[4])
-        figure.suptitle("The paper's example, fused (A): first token, samples inside the certified set", weight="bold")
+        figure = plt.figure(figsize=(16.5, 7), layout="constrained")
+        left, right = figure.subfigures(1, 2, width_ratios=[4, 1.25])
+        axes = left.subplots(2, 4)
+        for row, (steps, colour) in zip(
+            axes,
+            ((deepz_projections(), method_colour("deepz")), (fused_projections(), method_colour("A"))),
+            strict=True,
+        ):
+            for ax, step in zip(row, steps, strict=True):
+                _projection(ax, step, colour)
+        axes[0, 0].annotate("operator by operator (deepz)", (0, 1.2), xycoords="axes fraction", weight="bold")
+        axes[1, 0].annotate("fused (A)", (0, 1.2), xycoords="axes fraction", weight="bold")
+        _intervals(right.subplots())
+        figure.suptitle("The paper's example: first token, samples inside the certified sets", weight="bold")
         figure.savefig(file, dpi=130)
         plt.close(figure)
 
 
-def _projection(ax: Any, step: FirstToken) -> None:
+def _projection(ax: Any, step: FirstToken, colour: str) -> None:
     outline = step.outline.numpy()
-    ax.fill(outline[:, 0], outline[:, 1], color=method_colour("A"), alpha=0.15)
-    ax.plot([*outline[:, 0], outline[0, 0]], [*outline[:, 1], outline[0, 1]], color=method_colour("A"), lw=1.5)
+    ax.fill(outline[:, 0], outline[:, 1], color=colour, alpha=0.15)
+    ax.plot([*outline[:, 0], outline[0, 0]], [*outline[:, 1], outline[0, 1]], color=colour, lw=1.5)
     ax.scatter(*step.samples[::4].T.numpy(), s=3, color=INK, alpha=0.5, zorder=3)
     ax.set(title=step.title, xlabel=f"{step.axis} 1", ylabel=f"{step.axis} 2")
 
 
 def _intervals(ax: Any) -> None:
-    sampled = BLOCK(sampled_inputs())[:, 0, 0]
-    rows = {
-        "sampled": (float(sampled.min()), float(sampled.max()), INK),
-        "E": (*interval_by_adjoint(), method_colour("E")),
-        "A": (*interval(bound("A")), method_colour("A")),
-        "paper, fused": (*PAPER_FUSED, "#8fb8a8"),
-        "D": (*interval(bound("D")), method_colour("D")),
-    }
-    for y, (low, high, colour) in enumerate(rows.values()):
+    for y, (name, (low, high)) in enumerate(intervals().items()):
+        colour = INK if name == "sampled" else "#b9c4cc" if name.startswith("paper") else method_colour(name)
         ax.plot([low, high], [y, y], color=colour, lw=6, solid_capstyle="butt")
+    names = list(intervals())
     ax.axvline(0, color=INK, lw=1, ls=":")
-    ax.set_yticks(range(len(rows)), rows)
-    ax.set(ylim=(len(rows) - 0.5, -0.5), title="$[A]_{11}$: positive?")
+    ax.set_yticks(range(len(names)), names)
+    ax.set(ylim=(len(names) - 0.5, -0.5), title="$[A]_{11}$: positive?")

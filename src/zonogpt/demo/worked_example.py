@@ -16,6 +16,11 @@ from zonogpt.domains.chunks import CHUNK_BYTES
 from zonogpt.domains.ellipsoidal import EllipsoidalZonotope
 from zonogpt.domains.structured import StructuredZonotope
 from zonogpt.domains.symbols import dual_norm
+from zonogpt.methods.baselines import Start
+from zonogpt.methods.operators.graph import CrownOperators
+from zonogpt.methods.operators.intervals import IntervalOperators
+from zonogpt.methods.operators.network import block_output, normalised, projected, scaled_dense, scores, softmax
+from zonogpt.methods.operators.zonotopes import DenseZonotope, ZonotopeOperators
 from zonogpt.methods.structured import VARIANTS
 from zonogpt.model.ir import AttentionBlock, LayerNorm
 from zonogpt.transforms.attention import attention_bounds
@@ -23,6 +28,7 @@ from zonogpt.transforms.ellipsoidal.attention import attention_step
 
 RADIUS = 0.02
 PAPER_FUSED, PAPER_DEEPZ = (0.11, 0.69), (-1.24, 1.98)
+PAPER_DEEPZ_CENTRE, PAPER_DEEPZ_GENERATORS = 0.36, 34
 
 
 def _tensor(values: list[float] | list[list[float]]) -> Tensor:
@@ -43,7 +49,7 @@ BLOCK = AttentionBlock(
 
 def input_set(method: str) -> StructuredZonotope:
     """The box of radius 0.02 around the centre, as the method starts with it."""
-    return VARIANTS[method].start(CENTRE, torch.diag_embed(torch.full_like(CENTRE, RADIUS)), 4)
+    return VARIANTS[method].start(CENTRE, local_generators(), 4)
 
 
 def bound(method: str) -> StructuredZonotope:
@@ -73,6 +79,36 @@ def interval_by_adjoint(token: int = 0, feature: int = 0) -> tuple[float, float]
     return centre - fall, centre + rise
 
 
+def local_generators() -> Tensor:
+    """(S, q, d): every coordinate of the input, at its own token."""
+    return torch.diag_embed(torch.full_like(CENTRE, RADIUS))
+
+
+def dense_start() -> tuple[ZonotopeOperators, DenseZonotope]:
+    """The input box as deepz sees it: four dense generators."""
+    ops = ZonotopeOperators(CENTRE.numel(), math.inf, lambda: None)
+    return ops, ops.zonotope(CENTRE, RADIUS * torch.eye(CENTRE.numel(), dtype=CENTRE.dtype).view(-1, *CENTRE.shape))
+
+
+def bound_by_deepz() -> tuple[DenseZonotope, int]:
+    """The block's output set, operator by operator, and how many generators it has."""
+    ops, x = dense_start()
+    return block_output(ops, BLOCK, x), ops.n_symbols
+
+
+def interval_by_operators(method: str, token: int = 0, feature: int = 0) -> tuple[float, float]:
+    """Bounds of one output by ibp, deepz or crown."""
+    start = Start(CENTRE, local_generators(), math.inf)
+    if method == "ibp":
+        box = block_output(IntervalOperators(), BLOCK, start.box)
+    elif method == "deepz":
+        box = bound_by_deepz()[0].box
+    else:
+        ops = CrownOperators(start.lowest, CHUNK_BYTES)
+        box = ops.bounds(block_output(ops, BLOCK, ops.start(CENTRE, start.box)))
+    return float(box.lower[token, feature]), float(box.upper[token, feature])
+
+
 def sampled_inputs(count: int = 40_000, seed: int = 0) -> Tensor:
     """Inputs of the box, (count, 2, 2): half of them on its faces, where extremes are."""
     g = torch.Generator().manual_seed(seed)
@@ -84,7 +120,7 @@ def sampled_inputs(count: int = 40_000, seed: int = 0) -> Tensor:
 
 @dataclass(frozen=True)
 class FirstToken:
-    """Sampled values of the first token behind one step, and the outline of the fused transform's bound of them."""
+    """Sampled values of the first token behind one step, and the outline of a method's bound of them."""
 
     title: str
     axis: str  # what the two coordinates are
@@ -92,13 +128,46 @@ class FirstToken:
     outline: Tensor  # (corners, 2): the boundary of the bound, a zonotope
 
 
-def first_token_projections() -> list[FirstToken]:
+@dataclass(frozen=True)
+class Samples:
+    """What really happens behind each step."""
+
+    norm: Tensor  # (count, S, d)
+    scores: Tensor  # (count, H, S, S)
+    softmax: Tensor
+    output: Tensor
+
+    @staticmethod
+    def draw() -> Samples:
+        x = sampled_inputs(4000)
+        n = BLOCK.norm(x)
+        Q, K, _ = map(BLOCK.split_heads, (n @ BLOCK.w_qkv + BLOCK.b_qkv).chunk(3, dim=-1))
+        U = (Q @ K.transpose(-1, -2)) * BLOCK.scale
+        return Samples(n, U, U.softmax(-1), BLOCK(x))
+
+
+def deepz_projections() -> list[FirstToken]:
+    """The upper row of the paper's figure: the same steps operator by operator, every error a new generator."""
+    ops, x = dense_start()
+    seen = Samples.draw()
+    n = normalised(ops, BLOCK.norm, x)
+    norm = scaled_dense(ops, n, BLOCK.norm, torch.eye(2, dtype=CENTRE.dtype), torch.zeros(2, dtype=CENTRE.dtype))
+    q, k, _ = projected(ops, BLOCK, n)
+    U = scores(ops, q, k)
+    P = softmax(ops, U, BLOCK)
+    out = bound_by_deepz()[0]
+    return [
+        FirstToken("LayerNorm", "feature", seen.norm[:, 0], zonogon(norm.c[0], norm.G[:, 0])),
+        FirstToken("scores", "key", seen.scores[:, 0, 0], zonogon(U.c[0, 0], U.G[:, 0, 0])),
+        FirstToken("softmax", "key", seen.softmax[:, 0, 0], zonogon(P.c[0, 0], P.G[:, 0, 0])),
+        FirstToken("output", "feature", seen.output[:, 0], zonogon(out.c[0], out.G[:, 0])),
+    ]
+
+
+def fused_projections() -> list[FirstToken]:
     """The lower row of the paper's figure: LayerNorm, scores, softmax, and the block's output, fused."""
-    z, x = input_set("A"), sampled_inputs(4000)
+    z, seen = input_set("A"), Samples.draw()
     bounds = attention_bounds(BLOCK, z)
-    n = BLOCK.norm(x)
-    Q, K, _ = map(BLOCK.split_heads, (n @ BLOCK.w_qkv + BLOCK.b_qkv).chunk(3, dim=-1))
-    scores = (Q @ K.transpose(-1, -2)) * BLOCK.scale
     norm, point, out = bounds.norm, bounds.point, bound("A")
     U = (point.Q @ point.K.transpose(-1, -2)) * BLOCK.scale
     T_U = bounds.f["U"] + bounds.R["U"]
@@ -106,10 +175,10 @@ def first_token_projections() -> list[FirstToken]:
     out_generators = torch.cat([out.G[:, 0], out.L[0], torch.diag(out.b[0])])
     P_box = torch.diag(bounds.softmax.total[0, 0])
     return [
-        FirstToken("LayerNorm", "feature", n[:, 0], zonogon(norm.centre[0], norm_generators)),
-        FirstToken("scores", "key", scores[:, 0, 0], zonogon(U[0, 0], torch.diag(T_U[0, 0]))),
-        FirstToken("softmax", "key", scores.softmax(-1)[:, 0, 0], zonogon(point.P[0, 0], P_box)),
-        FirstToken("output", "feature", BLOCK(x)[:, 0], zonogon(out.c[0], out_generators)),
+        FirstToken("LayerNorm", "feature", seen.norm[:, 0], zonogon(norm.centre[0], norm_generators)),
+        FirstToken("scores", "key", seen.scores[:, 0, 0], zonogon(U[0, 0], torch.diag(T_U[0, 0]))),
+        FirstToken("softmax", "key", seen.softmax[:, 0, 0], zonogon(point.P[0, 0], P_box)),
+        FirstToken("output", "feature", seen.output[:, 0], zonogon(out.c[0], out_generators)),
     ]
 
 
@@ -124,3 +193,18 @@ def zonogon(centre: Tensor, generators: Tensor) -> Tensor:
     up = start + torch.cat([torch.zeros_like(start)[None], 2 * g.cumsum(0)])
     down = 2 * centre - up
     return torch.cat([up, down[1:]])
+
+
+def intervals() -> dict[str, tuple[float, float]]:
+    """Bounds of [A(x)]_11 over the box: sampled, by every method here, and as the paper prints them."""
+    sampled = BLOCK(sampled_inputs())[:, 0, 0]
+    return {
+        "sampled": (float(sampled.min()), float(sampled.max())),
+        "E": interval_by_adjoint(),
+        **{name: interval(bound(name)) for name in ("A", "A-literal")},
+        "paper, fused": PAPER_FUSED,
+        **{name: interval(bound(name)) for name in ("D", "D-literal")},
+        **{name: interval_by_operators(name) for name in ("crown", "deepz")},
+        "paper, DeepZ": PAPER_DEEPZ,
+        "ibp": interval_by_operators("ibp"),
+    }

@@ -38,7 +38,7 @@ class HuggingFaceModel:
         """The outputs with these token embeddings (positions, d) in place of those of the ids; position embeddings are
         added by the model. No padding: the last id is the one that is read."""
         net = self._in(dtype)
-        with torch.no_grad():
+        with torch.no_grad(), _quiet():  # it would warn that it cannot see padding, of which there is none
             tokens = net.transformer.wte(ids.cpu())
             tokens[list(positions)] = raw.to("cpu", dtype)
             logits = net(inputs_embeds=tokens[None], use_cache=False).logits[0]
@@ -58,13 +58,15 @@ class HuggingFaceModel:
             return copy.deepcopy(self.source)
         ours = self.architecture == "GPT2ForImageClassification"
         kind: Any = GPT2ForImageClassification if ours else getattr(transformers, self.architecture)
-        with _quiet(transformers.utils.logging):
+        with _quiet():
             return kind.from_pretrained(self.source, torch_dtype="auto", use_safetensors=True)
 
 
 @contextmanager
-def _quiet(logging: Any) -> Iterator[None]:
-    """transformers tells how it loads; whoever verifies did not ask."""
+def _quiet() -> Iterator[None]:
+    """transformers tells how it loads and what it minds; whoever verifies did not ask."""
+    from transformers.utils import logging
+
     shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()

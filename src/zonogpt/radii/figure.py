@@ -64,8 +64,8 @@ def _costs(ax: Any, lines: Sequence[Line]) -> None:
         colour = method_colour(line.method)
         size = 30 + 25 * math.sqrt(line.peak_bytes / 2**20)
         ax.scatter([line.seconds_per_run], [line.radius], s=size, color=colour, alpha=0.55, lw=0)
-        ax.annotate(line.method, (line.seconds_per_run, line.radius), (0, 0), "data", "offset points",
-                    ha="center", va="center", fontsize=10, weight="bold")  # fmt: skip
+        ax.annotate(line.method, (line.seconds_per_run, line.radius), (0, 3 + math.sqrt(size) / 2), "data",
+                    "offset points", ha="center", fontsize=10, weight="bold", color=colour)  # fmt: skip
     ax.set(xscale="log", yscale="log", xlabel="seconds per run", ylabel="certified radius, geometric mean")
     ax.set_title("Precision against time (area: memory)")
     ax.margins(0.18)
@@ -77,7 +77,7 @@ def draw_inputs(lines: Sequence[InputLine], title: str, file: Path) -> None:
     with plt.rc_context(STYLE):
         figure, ax = plt.subplots(figsize=(7.6, 1.6 + 0.26 * max(4, len(shown))), layout="constrained")
         ends = [x for line in shown for x in (line.certified, line.attacked or 0.0) if 0 < x < math.inf]
-        left = min(ends, default=1e-3) / 1.6
+        left, right = min(ends, default=1e-3) / 1.6, max(ends, default=1e-2) * 1.3
         for y, line in enumerate(shown):
             start = line.certified or left
             if line.attacked is not None and line.attacked < math.inf:
@@ -88,10 +88,10 @@ def draw_inputs(lines: Sequence[InputLine], title: str, file: Path) -> None:
         ax.scatter([], [], s=34, color=method_colour("E"), label="largest proved")
         ax.scatter([], [], s=34, marker="X", color=method_colour(ATTACK), label="smallest broken")
         ax.set_yticks(range(len(shown)), [_name(line) for line in shown], fontsize=8.5)
-        ax.set(xscale="log", xlabel="radius", ylim=(-0.8, len(shown) - 0.2), xlim=(left, None))
+        ax.set(xscale="log", xlabel="radius", ylim=(-0.8, len(shown) - 0.2), xlim=(left, right))
         ax.grid(axis="x", color=INK, alpha=0.08)
         ax.set_title(title, loc="left")
-        ax.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)
+        figure.legend(frameon=False, loc="outside lower center", ncols=2)
         figure.savefig(file, dpi=130)
         plt.close(figure)
 

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from zonogpt.errors import OptionError
 from zonogpt.model.ir import Model
-from zonogpt.search.projection import descend, random_starts
+from zonogpt.search.projection import descend, random_starts, single_moves
 from zonogpt.spec.spec import Spec
 from zonogpt.tensors import moved
 
 RESTARTS, STEPS = 4, 30
+PROBES = 2048  # single-coordinate moves that are looked at first, in l_1 and l_2 balls
 MOST_ROWS = 64  # rows with restarts of their own; the margins of all rows are looked at everywhere
 FIRST_STEP, LAST_STEP = 0.5, 0.01  # in widths of the set; steps shrink geometrically
 MEMORY_BYTES = 1 << 30  # about what the points that move together may take
@@ -51,9 +52,9 @@ def attack(
     """Searches the spec's set for low margins, where the model is; the same seed finds the same.
 
     Every row of the claim (of more than 64 rows: those lowest at the anchor) has `restarts` points that go down its own
-    gradient, the first from the anchor, the others from random places. Inputs are kept in float64 and only the
-    network runs in `dtype`. A radius of 0 leaves the anchor alone. At the `deadline` (of time.perf_counter) the search
-    stops, with what it has found.
+    gradient: the first from the anchor, the second (in l_1 and l_2 balls) from the lowest single-coordinate
+    move, the others from random places. Inputs are kept in float64 and only the network runs in `dtype`. A radius
+    of 0 leaves the anchor alone. At the `deadline` (of time.perf_counter) the search stops, with what it has found.
     """
     for name, value in (("restarts", restarts), ("steps", steps)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -64,8 +65,12 @@ def attack(
         clean = search.visit(search.spec.input.anchor[None])[0]
     generator = torch.Generator().manual_seed(seed)
     rows = clean.nan_to_num(nan=math.inf).argsort()[:MOST_ROWS]
-    for some in rows.split(max(1, points_at_once(net, spec) // restarts)):
-        search.descend(some, restarts, steps, generator, deadline)
+    together = points_at_once(net, spec)
+    has_corners = spec.input.norm != math.inf and spec.radius > 0
+    best = search.probe(rows, together, generator, deadline) if has_corners else None
+    for some in torch.arange(len(rows)).split(max(1, together // restarts)):
+        second = None if best is None else best[some]
+        search.descend(rows[some], second, restarts, steps, generator, deadline)
     return Attack(search.margins.cpu(), search.input.cpu())
 
 
@@ -88,11 +93,38 @@ class _Search:
         self.margins = torch.minimum(self.margins, seen.amin(0))
         return margins
 
-    def descend(self, rows: Tensor, restarts: int, steps: int, generator: torch.Generator, deadline: float) -> None:
+    def probe(self, rows: Tensor, together: int, generator: torch.Generator, deadline: float) -> Tensor:
+        """(rows, raw shape): for each row the lowest of many single-coordinate moves. Gradients do not see everything:
+        what one coordinate does may show only once it has moved."""
+        box = self.spec.input
+        points = single_moves(box, PROBES, generator)
+        lowest = points.new_full((len(rows),), math.inf)
+        best = box.anchor.expand(len(rows), *box.anchor.shape).clone()
+        for some in points.split(together):
+            if time.perf_counter() > deadline:
+                break
+            with torch.no_grad():
+                margins, at = self.visit(some)[:, rows].nan_to_num(nan=math.inf).min(0)
+            better = margins < lowest
+            best[better], lowest = some[at[better]], torch.minimum(lowest, margins)
+        return best
+
+    def descend(
+        self,
+        rows: Tensor,
+        second: Tensor | None,
+        restarts: int,
+        steps: int,
+        generator: torch.Generator,
+        deadline: float,
+    ) -> None:
+        """From the anchor, from `second` (rows, raw shape), and from random places, each point down its own row."""
         box = self.spec.input
         own = rows.repeat_interleave(restarts)  # the row that each point goes down
         points = random_starts(box, len(own), generator)
         points[::restarts] = box.anchor
+        if second is not None and restarts > 1:
+            points[1::restarts] = second
         for step in range(steps):
             if time.perf_counter() > deadline:
                 return

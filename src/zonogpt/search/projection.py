@@ -60,6 +60,18 @@ def random_starts(box: InputBox, n: int, generator: torch.Generator) -> Tensor:
     return project(box, box.anchor + moves.view(shape))
 
 
+def single_moves(box: InputBox, most: int, generator: torch.Generator) -> Tensor:
+    """(n, raw shape): one coordinate at the edge of the ball, up or down, all others at the anchor.
+
+    These are the corners of an l_1 ball. If there are more than `most`, some at random.
+    """
+    size = box.anchor.numel()
+    chosen = torch.randperm(2 * size, generator=generator)[:most].to(box.anchor.device)
+    moves = box.anchor.new_zeros(len(chosen), size)
+    moves[torch.arange(len(chosen)), chosen // 2] = box.radius * (1.0 - 2.0 * (chosen % 2).double())
+    return project(box, box.anchor + moves.view(-1, *box.anchor.shape))
+
+
 def descend(box: InputBox, points: Tensor, gradient: Tensor, size: float) -> Tensor:
     """One step down the gradient, `size` times the width of the set, and back into the set.
 

@@ -62,16 +62,24 @@ def block_output(ops: Operators[V], block: AttentionBlock | MlpBlock, x: V) -> V
 
 
 def attention(ops: Operators[V], block: AttentionBlock, x: V) -> V:
-    n = normalised(ops, block.norm, x)
+    q, k, v = projected(ops, block, normalised(ops, block.norm, x))
+    p = softmax(ops, scores(ops, q, k), block)
+    mixed = ops.arrange(ops.matmul(p, v), Arrangement(block.join_heads, block.split_heads))  # (S, d)
+    return ops.dense(mixed, block.w_o, block.b_o)
+
+
+def projected(ops: Operators[V], block: AttentionBlock, n: V) -> tuple[V, V, V]:
+    """Queries (with the scale of the scores), keys and values, (H, S, e) each."""
     heads = Arrangement(block.split_heads, block.join_heads)
     w_q, w_k, w_v = block.projections
     b_q, b_k, b_v = block.b_qkv.chunk(3)
-    q = ops.arrange(scaled_dense(ops, n, block.norm, w_q * block.scale, b_q * block.scale), heads)  # (H, S, e)
-    k = ops.arrange(scaled_dense(ops, n, block.norm, w_k, b_k), heads)
-    v = ops.arrange(scaled_dense(ops, n, block.norm, w_v, b_v), heads)
-    p = softmax(ops, ops.matmul(q, ops.arrange(k, TRANSPOSE)), block)
-    mixed = ops.arrange(ops.matmul(p, v), Arrangement(heads.back, heads.there))  # (S, d)
-    return ops.dense(mixed, block.w_o, block.b_o)
+    q = scaled_dense(ops, n, block.norm, w_q * block.scale, b_q * block.scale)
+    k, v = scaled_dense(ops, n, block.norm, w_k, b_k), scaled_dense(ops, n, block.norm, w_v, b_v)
+    return ops.arrange(q, heads), ops.arrange(k, heads), ops.arrange(v, heads)
+
+
+def scores(ops: Operators[V], q: V, k: V) -> V:
+    return ops.matmul(q, ops.arrange(k, TRANSPOSE))  # (H, S, S)
 
 
 def mlp(ops: Operators[V], block: MlpBlock, x: V) -> V:
