@@ -43,9 +43,7 @@ def compare(
     label: Annotated[int | None, typer.Option(help="The answer to keep. Default: the model's own.")] = None,
     methods: Annotated[str, typer.Option(help=f"Some of {', '.join(METHODS)}, {ATTACK}.")] = ALL,
     radius: Annotated[str, typer.Option(help="Radii at which proofs are counted.")] = "1e-5,1e-4,3e-4,1e-3,3e-3,1e-2",
-    low: Annotated[
-        float | None, typer.Option(help="The smallest radius to try. Default: the smallest of these.")
-    ] = None,
+    low: Annotated[float | None, typer.Option(help="The smallest radius to try. Default: smallest of these.")] = None,
     high: Annotated[float | None, typer.Option(help="The largest. Default: ten times the largest of these.")] = None,
     tolerance: Annotated[float, typer.Option(help="Stop where two radii differ by this ratio.")] = 0.05,
     count: Annotated[int | None, typer.Option(help="How many examples. Default: all.")] = None,
@@ -119,10 +117,14 @@ def headline(lines: Sequence[Line]) -> str:
 
 
 def as_table(lines: Sequence[Line], grid: Sequence[float]) -> Table:
-    title = (
-        f"Proved at each radius, of {lines[0].inputs} inputs (attack: not broken there; its radius: smallest broken)"
+    table = Table(
+        title=f"Proved at each radius, of {lines[0].inputs} inputs; of the attack: not broken there, smallest broken",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1),
     )
-    table = Table("method", title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, min_width=len(title))
+    table.add_column("method", no_wrap=True)
     for heading in (*(f"{radius:g}" for radius in grid), "radius", "s / run", "MiB"):
         table.add_column(heading, justify="right", no_wrap=True)
     early = any(line.stopped for line in lines)
