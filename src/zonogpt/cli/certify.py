@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from zonogpt.accuracy.rows import Row
@@ -19,6 +18,7 @@ from zonogpt.certify import certify as run
 from zonogpt.cli.options import BUDGET_HELP, NORM_HELP, check_writable, norm_of, numbers, size
 from zonogpt.cli.progress import progress_bar
 from zonogpt.cli.stopping import INTERRUPTED, how_to_continue
+from zonogpt.cli.tables import print_table
 from zonogpt.datasets import open_dataset
 from zonogpt.errors import OptionError
 from zonogpt.files import write_whole
@@ -86,7 +86,7 @@ def certify(
         raise typer.Exit(INTERRUPTED) from None
     print(headline(found.table[-1]))
     if not quiet:
-        Console(highlight=False).print(as_table(found.table))
+        print_table(as_table(found.table))
         if out is not None:
             print(f"in {out}: rows.jsonl, settings.json, table.csv, certified.png")
 

@@ -10,13 +10,13 @@ from typing import Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from zonogpt.cli.inputs import open_inputs
 from zonogpt.cli.options import BUDGET_HELP, NORM_HELP, check_writable, norm_of, numbers, size
 from zonogpt.cli.progress import progress_bar
 from zonogpt.cli.stopping import INTERRUPTED, how_to_continue
+from zonogpt.cli.tables import print_table
 from zonogpt.cli.watching import BarWatcher
 from zonogpt.compare import Comparison
 from zonogpt.compare import compare as run
@@ -85,7 +85,7 @@ def compare(
     write(found, lines, model, out, json)
     print(headline(lines))
     if not quiet:
-        Console(highlight=False, soft_wrap=True).print(as_table(lines, grid))
+        print_table(as_table(lines, grid))
         if out is not None:
             print(f"in {out}: rows.jsonl, settings.json, table.csv, comparison.png")
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from zonogpt.cli.inputs import open_inputs
 from zonogpt.cli.options import BUDGET_HELP, NORM_HELP, check_writable, norm_of, size
 from zonogpt.cli.progress import progress_bar
 from zonogpt.cli.stopping import INTERRUPTED, how_to_continue
+from zonogpt.cli.tables import print_table
 from zonogpt.cli.watching import BarWatcher
 from zonogpt.compare import Comparison, compare
 from zonogpt.files import write_whole
@@ -84,7 +84,7 @@ def radius(
     write(found, lines, model, method, out, json)
     print(headline(lines))
     if not quiet:
-        Console(highlight=False).print(as_table(lines))
+        print_table(as_table(lines))
         if out is not None:
             print(f"in {out}: rows.jsonl, settings.json, table.csv, radius.png")
 

@@ -1,0 +1,350 @@
+"""The network operator by operator: the same function, and every value of every method where it says it is."""
+
+import importlib
+import math
+
+import pytest
+import torch
+
+import zonogpt
+from builders import attention_block, image_config, image_model, language_model, mlp_block, text_classifier
+from trained import instances, trained
+from zonogpt.domains.interval import Interval
+from zonogpt.methods import METHODS
+from zonogpt.methods.baselines import BASELINES, Run, Start
+from zonogpt.methods.method import NonFiniteBlockError
+from zonogpt.methods.operators.graph import CrownOperators
+from zonogpt.methods.operators.intervals import IntervalOperators
+from zonogpt.methods.operators.network import block_output, claim, pooled
+from zonogpt.methods.operators.plan import plan_zonotopes
+from zonogpt.methods.operators.zonotopes import ZonotopeOperators
+from zonogpt.methods.plan import whole_sizes
+from zonogpt.search.attack import attack
+from zonogpt.spec.inputs import centre_and_noise
+from zonogpt.tensors import map_tensors
+
+NORMS = (math.inf, 2.0, 1.0)
+BLOCKS = {
+    "attention": attention_block(0),
+    "one head, all keys": attention_block(1, n_heads=1, causal=False),
+    "sharp attention": attention_block(2, scale=2.0),
+    "mlp": mlp_block(3),
+}
+S, D = 4, 6
+
+
+class Exact:
+    """Operators on plain tensors: what the network computes."""
+
+    def bounds(self, x):
+        return Interval(x, x)
+
+    def arrange(self, x, how):
+        assert torch.equal(how.back(how.there(x)), x)
+        return how.there(x)
+
+    def add(self, x, y):
+        return x + y
+
+    def dense(self, x, weight, bias):
+        return x @ weight if bias is None else x @ weight + bias
+
+    def matmul(self, x, y, known=None):
+        return x @ y
+
+    def apply(self, f, x):
+        return f(x)
+
+
+def points(n, p, seed):
+    """(40, n): noise of the unit ball of the p-norm: its extreme points and some inside."""
+    g = torch.Generator().manual_seed(seed)
+    raw = torch.randn(40, n, generator=g, dtype=torch.float64)
+    if p == math.inf:
+        noise = raw.sign()
+    elif p == 2:
+        noise = raw / raw.norm(dim=1, keepdim=True)
+    else:
+        noise = torch.zeros(40, n, dtype=torch.float64)
+        noise[torch.arange(40), torch.randint(n, (40,), generator=g)] = raw[:, 0].sign()
+    noise[::4] *= torch.rand(10, 1, generator=g, dtype=torch.float64)
+    return noise
+
+
+def start(p, radius, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    c = torch.randn(S, D, generator=g, dtype=torch.float64)
+    local = radius * torch.randn(S, 3, D, generator=g, dtype=torch.float64)
+    return Start(c, local, p)
+
+
+def samples(begin, seed=1):
+    """Noise (40, S, q) and inputs (40, S, d)."""
+    n, q, _ = begin.local.shape
+    noise = points(n * q, begin.p, seed).view(40, n, q)
+    return noise, begin.c + torch.einsum("bsq,sqd->bsd", noise, begin.local)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_are_the_networks(name):
+    x = torch.randn(S, D, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    torch.testing.assert_close(block_output(Exact(), BLOCKS[name], x), BLOCKS[name](x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("hf", [image_model(1), text_classifier(3), language_model(4)], ids=["image", "text", "lm"])
+def test_claims_are_the_networks(hf):
+    model = zonogpt.load(hf.double())
+    if isinstance(hf, zonogpt.GPT2ForImageClassification):
+        spec = zonogpt.image_ball(model, torch.rand(6, 4, generator=torch.Generator().manual_seed(0)), 0.1)
+    else:
+        spec = zonogpt.embedding_ball(model, [3, 5, 1, 12], [1], 0.1)
+    x = spec.input.embed(spec.input.anchor)
+    expected = spec.claim.margins(model.forward(x))
+    for block in model.blocks:
+        x = block_output(Exact(), block, x)
+    pool = pooled(Exact(), model.head, x, len(x))
+    rows = spec.claim.fold(model.head.weight, model.head.bias)
+    torch.testing.assert_close(claim(Exact(), model.head, pool, *rows)[0], expected, rtol=1e-10, atol=1e-10)
+
+
+class Recorded:
+    """Runs the operators of a method beside exact ones on many inputs, and compares after each."""
+
+    def __init__(self, ops, check):
+        self.ops, self.check, self.exact, self.seen = ops, check, Exact(), 0
+
+    def _pair(self, value, truth):
+        self.seen += 1
+        self.check(value, truth)
+        return value, truth
+
+    def bounds(self, x):
+        return self.ops.bounds(x[0])
+
+    def arrange(self, x, how):
+        return self._pair(self.ops.arrange(x[0], how), how.there(x[1]))
+
+    def add(self, x, y):
+        return self._pair(self.ops.add(x[0], y[0]), x[1] + y[1])
+
+    def dense(self, x, weight, bias):
+        return self._pair(self.ops.dense(x[0], weight, bias), self.exact.dense(x[1], weight, bias))
+
+    def matmul(self, x, y, known=None):
+        truth = x[1] @ y[1]
+        if known is not None:
+            assert (truth >= known.lower - 1e-12).all()
+            assert (truth <= known.upper + 1e-12).all()
+        return self._pair(self.ops.matmul(x[0], y[0], known), truth)
+
+    def apply(self, f, x):
+        return self._pair(self.ops.apply(f, x[0]), f(x[1]))
+
+
+def holds(box, truth):
+    """NaN in a bound says nothing; where exp overflows in the truth itself there is nothing to hold."""
+    lower, upper = box.lower.nan_to_num(nan=-math.inf, neginf=-math.inf), box.upper.nan_to_num(nan=math.inf)
+    known = truth.isfinite()
+    slack = 1e-9 * (1 + truth[known].abs().max())
+    assert ((truth >= lower - slack) | ~known).all()
+    assert ((truth <= upper + slack) | ~known).all()
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("radius", [1e-3, 0.03, 0.15])
+def test_intervals_hold_every_operator(name, radius):
+    begin = start(math.inf, radius)
+    _, x = samples(begin)
+    ops = Recorded(IntervalOperators(), holds)
+    out, _ = block_output(ops, BLOCKS[name], (begin.box, x))
+    assert ops.seen > 8
+    assert out.lower.isfinite().all()
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("radius", [1e-3, 0.03, 0.15])
+@pytest.mark.parametrize("p", NORMS)
+def test_zonotopes_hold_every_operator_for_the_same_noise(name, radius, p):
+    """The input's symbols in place; the others must be able to make up for the difference, entry by entry."""
+    begin = start(p, radius)
+    noise, x = samples(begin)
+    n, q, _ = begin.local.shape
+    G = torch.zeros(n * q, S, D, dtype=torch.float64)
+    G[torch.arange(n * q), torch.arange(n * q) // q] = begin.local.view(n * q, D)
+    inner = ZonotopeOperators(n * q, p, lambda: None)
+
+    def check(z, truth):
+        holds(z.box, truth)
+        kept = z.c + torch.einsum("bj,j...->b...", noise.view(40, -1), z.G[: n * q])
+        errors = z.G[n * q :].abs().sum(0)
+        off = (truth - kept).abs() - errors - 1e-9 * (1 + truth.abs() + errors)
+        assert (off <= 0).logical_or(~off.isfinite()).all()
+
+    ops = Recorded(inner, check)
+    out, _ = block_output(ops, BLOCKS[name], (inner.zonotope(begin.c, G), x))
+    assert ops.seen > 8
+    assert out.c.isfinite().all()
+    assert out.G.isfinite().all()
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("radius", [1e-3, 0.03, 0.15])
+@pytest.mark.parametrize("p", NORMS)
+def test_crown_holds_every_operator_in_every_direction(name, radius, p):
+    """Intervals of every node, and lower bounds of dense functionals of it."""
+    begin = start(p, radius)
+    _, x = samples(begin)
+    inner = CrownOperators(begin.lowest, 1 << 20)
+    g = torch.Generator().manual_seed(3)
+
+    def check(node, truth):
+        holds(inner.bounds(node), truth)
+        A = torch.randn(6, *node.like.shape, generator=g, dtype=torch.float64)
+        seen = torch.einsum("r...,b...->rb", A, truth).amin(1)
+        low = inner.lower(node, A)
+        assert (low <= seen + 1e-9 * (1 + truth.abs().max())).logical_or(~low.isfinite() | ~seen.isfinite()).all()
+
+    ops = Recorded(inner, check)
+    out, _ = block_output(ops, BLOCKS[name], (inner.start(begin.c, begin.box), x))
+    assert ops.seen > 8
+    assert inner.bounds(out).lower.isfinite().all()
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_crown_at_a_vanishing_radius_has_the_slopes_of_the_network(name):
+    """Its bounds over a small box are what finite differences predict: centre -+ sum of |slopes| * radius."""
+    begin = start(math.inf, 1e-6)
+    ops = CrownOperators(begin.lowest, 1 << 20)
+    box = ops.bounds(block_output(ops, BLOCKS[name], ops.start(begin.c, begin.box)))
+    jacobian = torch.autograd.functional.jacobian(BLOCKS[name], begin.c)  # (S, d, S, d)
+    radius = torch.einsum("abcd,cqd->abcq", jacobian, begin.local).abs().sum((-1, -2))
+    torch.testing.assert_close(box.centre, BLOCKS[name](begin.c), rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close((box.upper - box.lower) / 2, radius, rtol=5e-3, atol=1e-12)
+
+
+def test_crown_in_small_chunks_is_the_same():
+    begin = start(math.inf, 0.02)
+    boxes = []
+    for limit in (1, 1 << 30):
+        ops = CrownOperators(begin.lowest, limit)
+        boxes.append(ops.bounds(block_output(ops, BLOCKS["attention"], ops.start(begin.c, begin.box))))
+    torch.testing.assert_close(boxes[0].lower, boxes[1].lower, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(boxes[0].upper, boxes[1].upper, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["rows", "bands", "text"])
+def test_crown_is_at_least_as_tight_as_deepz_and_both_beat_covenn_and_ibp(name):
+    """On trained models, most instances: same intermediate idea, but errors meet the claim before they are boxed."""
+    wins = total = 0
+    for radius in (1e-3, 3e-3):
+        for spec in instances(name, radius, 4):
+            margin = {
+                m: float(zonogpt.verify(trained(name), spec, method=m).margins.min())
+                for m in ("crown", "deepz", "covenn", "ibp")
+            }
+            wins += margin["crown"] >= margin["deepz"] - 1e-6 * abs(margin["deepz"])
+            total += 1
+            assert min(margin["crown"], margin["deepz"]) > margin["covenn"] > margin["ibp"]
+    assert wins > total / 2
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("method", BASELINES)
+def test_no_attack_goes_below_a_baseline(method, norm):
+    for name, scale in (("rows", 1.0), ("text", 1.0)):
+        model = trained(name)
+        for radius in (1e-4, 3e-3, 0.1):
+            spec = instances(name, scale * radius, 2, norm)[1]
+            result = zonogpt.verify(model, spec, method=method)
+            assert (attack(model, spec, restarts=3, steps=20).margins >= result.margins).all()
+
+
+def test_counted_symbols_are_what_happens():
+    model = map_tensors(trained("rows deep"), lambda t: t.double())
+    spec = instances("rows deep", 1e-2, 1)[0]
+    centre, scale, p = centre_and_noise(spec.input)
+    begin = Start(spec.input.embed(centre), spec.input.local_generators(scale), p)
+    rows, offset = spec.claim.fold(model.head.weight, model.head.bias)
+    counts = []
+    original = ZonotopeOperators.__init__
+
+    def remember(self, *args):
+        original(self, *args)
+        counts.append(self)
+
+    ZonotopeOperators.__init__ = remember
+    try:
+        BASELINES["deepz"].run(Run(model, begin, rows, offset, None, 1 << 28))
+    finally:
+        ZonotopeOperators.__init__ = original
+    plan = plan_zonotopes(whole_sizes(model, spec), 8)
+    assert 0.75 * plan.local <= counts[0].n_symbols <= plan.local  # masked scores get no symbol
+
+
+def test_memory_is_predicted_and_refused_before_it_is_taken():
+    cfg = image_config(n_embd=768, n_head=12, n_layer=1, n_positions=28, num_labels=10)
+    cfg.image_size, cfg.patch_size = (28, 28), (1, 28)
+    model = zonogpt.load(zonogpt.GPT2ForImageClassification(cfg))
+    spec = zonogpt.image_ball(model, torch.full((28, 28), 0.5), 1e-5)
+    result = zonogpt.verify(model, spec, method="deepz")
+    assert result.status == "unknown"
+    assert result.reason.startswith("memory: method deepz would need about")
+    assert "GiB are free" in result.reason
+    small = trained("rows")
+    for method in BASELINES:
+        tight = zonogpt.verify(small, instances("rows", 1e-4, 1)[0], method=method, budget_bytes=1000)
+        assert tight.status == "unknown"
+        assert tight.reason.startswith("memory: ")
+        assert "budget" in tight.reason
+
+
+def test_every_method_is_refused_where_memory_is_short(monkeypatch):
+    monkeypatch.setattr(importlib.import_module("zonogpt.verify"), "free_bytes", lambda device: 1000)
+    for method in METHODS:
+        result = zonogpt.verify(trained("rows"), instances("rows", 1e-4, 1)[0], method=method)
+        assert (result.status, result.reason[:7]) == ("unknown", "memory:")
+
+
+def test_timeouts_are_looked_at_inside_a_block():
+    for method in ("deepz", "crown", "covenn"):
+        ticks = []
+        model, spec = trained("rows"), instances("rows", 1e-3, 1)[0]
+        zonogpt.verify(model, spec, method=method, on_block=ticks.append)
+        assert len(ticks) > 3 * len(model.blocks)
+        assert [t.block for t in ticks] == sorted(t.block for t in ticks)
+        assert zonogpt.verify(model, spec, method=method, timeout=1e-9).status == "timeout"
+
+
+def test_rows_of_softmax_that_overflow_keep_their_range():
+    """Scores 3,000 apart: exp overflows float64, but a softmax weight is in [0, 1] whatever its score."""
+    block = attention_block(4, scale=20.0)
+    begin = start(math.inf, 2.0)
+    _, x = samples(begin)
+    y = block(x)
+    n, q, _ = begin.local.shape
+    G = torch.zeros(n * q, S, D, dtype=torch.float64)
+    G[torch.arange(n * q), torch.arange(n * q) // q] = begin.local.view(n * q, D)
+    zonotopes = ZonotopeOperators(n * q, math.inf, lambda: None)
+    graph = CrownOperators(begin.lowest, 1 << 20)
+    values = (
+        block_output(IntervalOperators(), block, begin.box),
+        zonotopes.bounds(block_output(zonotopes, block, zonotopes.zonotope(begin.c, G))),
+        graph.bounds(block_output(graph, block, graph.start(begin.c, begin.box))),
+    )
+    for box in values:
+        assert box.lower.isfinite().all()
+        assert box.upper.isfinite().all()
+        holds(box, y)
+
+
+def test_overflow_in_a_baseline_names_its_block():
+    hf = image_model()
+    with torch.no_grad():
+        hf.transformer.h[1].mlp.c_fc.weight *= 1e30
+        hf.transformer.h[1].mlp.c_proj.weight *= 1e30
+    model = zonogpt.load(hf.float())
+    spec = zonogpt.image_ball(model, torch.full((6, 4), 0.5), 1e-3, label=0)
+    work = model.converted(model.device, torch.float32)
+    for method in BASELINES.values():
+        with pytest.raises(NonFiniteBlockError, match=r"block 4 \(mlp\)|head"):
+            method.bound(work, spec, None, None)
