@@ -3,11 +3,8 @@
 import dataclasses
 import itertools
 import json
-import os
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +16,13 @@ import zonogpt
 import zonogpt.accuracy.job as job_module
 from builders import config, image_model, language_model, text_classifier
 from data_files import write_mnist
+from program import stopped, zono
 from zonogpt.accuracy.rows import Row
 from zonogpt.accuracy.table import as_csv, tabulate
 from zonogpt.cli import app
 from zonogpt.errors import UnsoundError
 
 DIGITS = str(zonogpt.zoo.path("digits"))
-PROGRAM = str(Path(sys.executable).parent / "zonogpt")
 MODEL = zonogpt.load(image_model(1))
 TEXT = zonogpt.load(text_classifier(3))
 RADII = (1e-3, 1e-2, 0.1, 1.0)
@@ -56,10 +53,6 @@ class Memory:
 def lasting(rows):
     """Rows without what differs from run to run."""
     return [dataclasses.replace(row, seconds=None, attack_seconds=None, finished="", margin=None) for row in rows]
-
-
-def zono(*args, cwd=None):
-    return subprocess.run([PROGRAM, *map(str, args)], capture_output=True, text=True, cwd=cwd, timeout=300)
 
 
 @pytest.mark.parametrize("norm", [float("inf"), 2.0, 1.0])
@@ -278,21 +271,6 @@ def test_the_command(mnist, tmp_path):
     assert (tmp_path / "run" / "rows.jsonl").read_bytes() == rows
 
 
-def stopped(command, rows, wanted, how):
-    """Runs a command, stops it by a signal once the file has this many lines: (exit code, output, what it said)."""
-    # A job that was started in the background ignores Ctrl-C, and so would its children.
-    run = subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
-    deadline = time.monotonic() + 60
-    while not (rows.exists() and rows.read_bytes().count(b"\n") >= wanted) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    os.kill(run.pid, how)
-    out, err = run.communicate(timeout=60)
-    return run.returncode, out, err
-
-
 def test_stopped_twice_and_continued(mnist, tmp_path):
     """Ctrl-C, then kill -9, then to the end: no row is computed twice or lost."""
     rows = tmp_path / "run" / "rows.jsonl"
@@ -301,7 +279,7 @@ def test_stopped_twice_and_continued(mnist, tmp_path):
             "--out", rows.parent)  # fmt: skip
     kept = b""
     for wanted, how in ((3, signal.SIGINT), (9, signal.SIGKILL)):
-        code, out, err = stopped([PROGRAM, *map(str, base)], rows, wanted, how)
+        code, out, err = stopped(base, rows, wanted, how)
         assert out == ""
         if how == signal.SIGINT:
             assert code == 130

@@ -1,0 +1,247 @@
+"""Counterexamples: in the ball exactly, replayed by Hugging Face's model, saved whole; and never a proof beside one."""
+
+import dataclasses
+import math
+import time
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import zonogpt
+from builders import config, image_model, language_model, text_classifier
+from planted import NAMES, cases
+from program import zono
+from zonogpt.model.replay import HuggingFaceModel
+from zonogpt.search.falsify import falsify, replay, representable
+from zonogpt.search.projection import project
+from zonogpt.tensors import map_tensors
+
+NORMS = (math.inf, 2.0, 1.0)
+IMAGE = torch.rand(6, 4, generator=torch.Generator().manual_seed(5))
+DIGITS = "zoo:digits"
+
+
+def exactly_inside(spec, raw):
+    pairs = zip(raw.flatten().tolist(), spec.input.anchor.flatten().tolist(), strict=True)
+    moves = [abs(Fraction(x) - Fraction(a)) for x, a in pairs]
+    radius = Fraction(spec.radius)
+    low, high = spec.input.lower, spec.input.upper
+    if not bool(((raw >= low) & (raw <= high)).all()):
+        return False
+    if spec.input.norm == math.inf:
+        return max(moves) <= radius
+    return sum(moves) <= radius if spec.input.norm == 1 else sum(m * m for m in moves) <= radius * radius
+
+
+def models():
+    yield zonogpt.load(image_model(1)), lambda m, r, p, y=None: zonogpt.image_ball(m, IMAGE, r, y, p)
+    for hf in (text_classifier(3), language_model(4)):
+        yield zonogpt.load(hf), lambda m, r, p, y=None: zonogpt.embedding_ball(m, [3, 5, 1, 12, 7], [1, 3], r, y, p)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_replay_is_what_the_ir_computes(norm):
+    """The judge shares no code with the IR: same outputs from both, on perturbed images and embeddings."""
+    for model, ball in models():
+        spec = ball(model, 0.3, norm)
+        judge = HuggingFaceModel(model)
+        wide = map_tensors(model, lambda t: t.double())
+        noise = torch.randn(4, *spec.input.anchor.shape, generator=torch.Generator().manual_seed(1)).double()
+        for raw in project(spec.input, spec.input.anchor + noise):
+            ours = wide.forward(spec.input.embed(raw))
+            for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
+                if hasattr(spec.input, "ids"):
+                    theirs = judge.on_embeddings(spec.input.ids, spec.input.positions, raw, dtype)
+                else:
+                    theirs = judge.on_image(raw, dtype)
+                torch.testing.assert_close(theirs, ours, rtol=tolerance, atol=tolerance)
+
+
+def test_replay_reads_a_directory_as_load_does(tmp_path):
+    text_classifier(3).save_pretrained(tmp_path)
+    model = zonogpt.load(tmp_path)
+    ids, spec = [3, 5, 1, 12], zonogpt.embedding_ball(model, [3, 5, 1, 12, 0, 0], [1], 0.1)  # two are padding
+    output = HuggingFaceModel(model).on_embeddings(
+        spec.input.ids[: spec.input.n_tokens], (1,), spec.input.anchor, torch.float64
+    )
+    torch.testing.assert_close(output.float(), zonogpt.logits(model, ids), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("radius", [1e-9, 1e-6, 1e-3, 0.3])
+def test_representable_inputs_stay_exactly_inside(norm, radius):
+    g = torch.Generator().manual_seed(2)
+    for model, ball in models():
+        for anchor_is_float32 in (True, False):
+            spec = ball(model, radius, norm)
+            if not anchor_is_float32 and not hasattr(spec.input, "ids"):
+                spec = zonogpt.image_ball(model, torch.rand(6, 4, generator=g, dtype=torch.float64), radius, norm=norm)
+            noise = torch.randn(20, *spec.input.anchor.shape, generator=g, dtype=torch.float64)
+            for raw in project(spec.input, spec.input.anchor + radius * noise):
+                assert exactly_inside(spec, raw)
+                snapped = representable(spec.input, raw)
+                assert exactly_inside(spec, snapped)
+                assert (snapped - raw).abs().max() <= 1e-6
+                if anchor_is_float32:
+                    assert torch.equal(snapped.float().double(), snapped)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_falsified_is_found_replayed_and_inside(norm):
+    for model, ball in models():
+        small = ball(model, 1e-6, norm)
+        assert zonogpt.verify(model, small, attack=True).status == "verified"
+        spec = ball(model, 8.0, norm)
+        result = zonogpt.verify(model, spec, attack=True)
+        assert result.status == "falsified"
+        assert exactly_inside(spec, result.counterexample)
+        assert result.counterexample.shape == spec.input.anchor.shape
+        assert set(result.replayed) == {"float32", "float64"}
+        assert max(result.replayed.values()) <= 0
+        assert result.answer != result.label
+        wide = map_tensors(model, lambda t: t.double())
+        assert int(wide.forward(spec.input.embed(result.counterexample)).argmax()) == result.answer
+        again = zonogpt.verify(model, spec, attack=True)
+        assert torch.equal(again.counterexample, result.counterexample)  # the same seed
+        assert zonogpt.verify(model, spec, attack=True, seed=9).status == "falsified"
+        assert zonogpt.Result.from_json(result.to_json()).replayed == result.replayed
+
+
+def test_what_does_not_replay_is_unknown():
+    """An original with other weights, or none at all: the input is real for the IR, and still it does not count."""
+    model = zonogpt.load(image_model(1))
+    spec = zonogpt.image_ball(model, IMAGE, 8.0, clip=(-9.0, 9.0))
+    assert zonogpt.verify(model, spec, attack=True).status == "falsified"
+    stubborn = image_model(1)
+    with torch.no_grad():
+        stubborn.classifier.weight.zero_()
+        stubborn.classifier.bias.zero_()
+        stubborn.classifier.bias[spec.label] = 1.0
+    for source, said in ((stubborn, "Hugging Face's model has 1 in float32"), (None, "no original")):
+        result = zonogpt.verify(dataclasses.replace(model, source=source), spec, attack=True, hint=False)
+        assert result.status == "unknown"
+        assert result.counterexample is None
+        assert said in result.reason
+    wrong = zonogpt.image_ball(model, IMAGE, 0.1, label=(spec.label + 1) % 3)
+    lone = zonogpt.verify(dataclasses.replace(model, source=None), wrong, hint=False)
+    assert (lone.status, lone.counterexample) == ("unknown", None)
+
+
+def test_a_broken_input_that_is_not_replayed_forbids_a_proof(monkeypatch):
+    """Should bounds ever contradict an input that was seen, no verdict is given for the bounds."""
+    model = zonogpt.load(image_model(1))
+    spec = zonogpt.image_ball(model, IMAGE, 8.0, clip=(-9.0, 9.0))
+    bound = torch.full((2,), 5.0, dtype=torch.float64)
+    from zonogpt.methods.method import Bounds
+    from zonogpt.result import Ledger
+
+    monkeypatch.setattr(
+        type(zonogpt.METHODS["E"]),
+        "bound_many",
+        lambda self, model, specs, *rest: [Bounds(bound, Ledger())] * len(specs),
+    )
+    assert zonogpt.verify(model, spec).status == "verified"  # by a method that lies
+    blind = dataclasses.replace(model, source=None)
+    assert zonogpt.verify(blind, spec, attack=True).status == "unknown"
+    assert zonogpt.verify(model, spec, attack=True).status == "falsified"
+
+
+def test_near_ties_are_not_falsified_by_rounding():
+    """Claims whose margin at the anchor is within 1e-9 of zero: falsified only where float32 and float64 agree."""
+    model = zonogpt.load(image_model(1).double())
+    spec = zonogpt.image_ball(model, IMAGE, 0.0)
+    output = model.forward(spec.input.embed(spec.input.anchor))
+    rows = torch.eye(3, dtype=torch.float64)[:1]
+    judge = HuggingFaceModel(model)
+    for gap in (1e-9, 1e-10, -1e-9, -1e-10):
+        tie = spec.with_claim(rows, [gap - float(output[0])])
+        found = replay(model, tie, judge, spec.input.anchor)
+        result = zonogpt.verify(model, tie)
+        if gap > 0:
+            assert found.counterexample is None
+            assert result.status != "falsified"
+        else:
+            seen = judge.on_image(spec.input.anchor, torch.float32)[0] - output[0] + gap
+            assert (found.counterexample is None) == bool(seen > 0)
+            assert result.status == ("unknown" if bool(seen > 0) else "falsified")
+
+
+def test_deadline_stops_the_search():
+    model = zonogpt.load(DIGITS)
+    images, labels = zonogpt.zoo.samples("digits")
+    spec = zonogpt.image_ball(model, images[0], 0.01, int(labels[0]))
+    wide = map_tensors(model, lambda t: t.double())
+    found = falsify(wide, spec, HuggingFaceModel(model), restarts=50, steps=10_000, deadline=time.perf_counter() + 0.3)
+    assert found.counterexample is None
+    assert math.isfinite(found.lowest)
+    assert zonogpt.verify(model, spec, attack=True, timeout=1e-6).status == "timeout"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_planted_counterexamples_are_found_and_never_proved_away(name):
+    """Of the sixty at least 95 % are found, by model; no method, whatever its bounds, says verified on any."""
+    found = cases(name)
+    assert len(found) == (12 if name in NAMES[:4] else 6)
+    for case in found:
+        assert exactly_inside(case.spec, case.planted)
+        margins = case.spec.claim.margins(case.model.forward(case.spec.input.embed(case.planted).to(case.model.dtype)))
+        assert float(margins.min()) < -0.1
+    statuses = [zonogpt.verify(case.model, case.spec, attack=True, hint=False).status for case in found]
+    assert statuses.count("falsified") >= 0.95 * len(found), statuses
+    for method in zonogpt.METHODS:
+        for case in found:
+            result = zonogpt.verify(case.model, case.spec, method=method, hint=False)
+            assert result.status in ("unknown", "falsified"), (method, case.spec.input.norm)
+            assert float(result.margins.min()) <= 0
+
+
+def test_planted_models_are_honest_without_their_trigger():
+    """The set is no set of broken models: much smaller balls around the same inputs are proved."""
+    for name in ("rows", "text"):
+        for case in cases(name)[:2]:
+            assert zonogpt.verify(case.model, case.spec.shrunk(1e-4 * case.spec.radius)).status == "verified"
+
+
+def test_the_command_saves_and_shows_an_image(tmp_path):
+    images, _ = zonogpt.zoo.samples("digits")
+    np.save(tmp_path / "digit.npy", images[0].numpy())
+    base = ("verify", DIGITS, "--image", "digit.npy", "--radius", "0.05")
+    assert zono(*base, "--no-hint", cwd=tmp_path).returncode == 10
+    run = zono(*base, "--attack", "--counterexample", "found.npz", "--json", "all.json", cwd=tmp_path)
+    assert run.returncode == 20, run.stderr
+    assert run.stderr == ""
+    lines = run.stdout.splitlines()
+    assert lines[0] == "falsified"
+    assert "replayed in float32 and float64" in lines[1]
+    assert "pixels change" in run.stdout
+    assert "saved: found.npz and found.png" in run.stdout
+    with np.load(tmp_path / "found.npz", allow_pickle=False) as arrays:
+        assert arrays["input"].shape == (28, 28)
+        assert np.abs(arrays["change"]).max() <= 0.05
+        np.testing.assert_array_equal(arrays["original"], images[0].double().numpy())
+        assert max(float(arrays["margin_float32"]), float(arrays["margin_float64"])) <= 0
+        model = zonogpt.load(DIGITS)
+        assert int(zonogpt.logits(model, arrays["input"]).argmax()) == int(arrays["answer"]) != int(arrays["label"])
+    with Image.open(tmp_path / "found.png") as picture:
+        assert picture.width > 800
+    result = zonogpt.Result.from_json((tmp_path / "all.json").read_text())
+    assert result.status == "falsified"
+    assert zono(*base, "--attack", "--counterexample", "found.png", cwd=tmp_path).returncode == 2
+
+
+def test_the_command_saves_and_shows_a_text(tmp_path):
+    text_classifier(3, config(pad_token_id=0)).save_pretrained(tmp_path / "model")
+    run = zono("verify", "model", "--ids", "3,5,1,12", "--positions", "1,2", "--radius", "6", "--attack",
+               "--counterexample", "found.npz", cwd=tmp_path)  # fmt: skip
+    assert run.returncode == 20, run.stdout + run.stderr
+    assert run.stderr == ""
+    assert "token 5 at position 1 moves by" in run.stdout
+    assert "the nearest token is" in run.stdout
+    with np.load(tmp_path / "found.npz", allow_pickle=False) as arrays:
+        assert arrays["ids"].tolist() == [3, 5, 1, 12]
+        assert arrays["positions"].tolist() == [1, 2]
+        assert arrays["change"].shape == (2, 12)
+    assert not (tmp_path / "found.png").exists()
