@@ -30,8 +30,8 @@ ALLOWED = {
     "rows": {"errors", "files"},
     "examples": {"datasets", "errors", "model", "spec"},
     "accuracy": {"datasets", "errors", "examples", "plotting", "result", "rows", "search", "spec", "tensors"},
-    "certify": {"_version", "accuracy", "datasets", "errors", "examples", "model", "options", "result", "rows", "search",
-                "spec", "tensors", "verify"},
+    "certify": {"_version", "accuracy", "datasets", "errors", "examples", "model", "options", "result", "rows",
+                "search", "spec", "tensors", "verify"},
     "radii": {"errors", "plotting", "result", "rows", "search", "spec"},
     "radius": {"errors", "memory", "model", "options", "radii", "result", "search", "spec", "tensors", "verify"},
     "compare": {"_version", "datasets", "errors", "examples", "methods", "model", "radii", "radius", "rows", "spec",
@@ -39,8 +39,8 @@ ALLOWED = {
     "inspection": {"errors", "methods", "model", "options", "tensors"},
     "demo": {"domains", "methods", "model", "plotting", "result", "spec", "transforms", "verify"},
     "__main__": {"cli"},
-    "cli": {"_version", "accuracy", "certify", "compare", "datasets", "demo", "errors", "files", "inspection", "methods",
-            "model", "radii", "radius", "result", "spec", "verify", "witness"},
+    "cli": {"_version", "accuracy", "certify", "compare", "datasets", "demo", "errors", "files", "inspection",
+            "methods", "model", "radii", "radius", "result", "spec", "verify", "witness"},
 }  # fmt: skip
 
 
