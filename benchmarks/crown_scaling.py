@@ -2,8 +2,8 @@
 
     python benchmarks/crown_scaling.py [--timeout 300] [--methods E,crown,covenn,deepz] [--device cpu]
 
-Randomly initialised image models (28 x 28 pixels in S patches of whole rows), radius 1e-4, nine rivals. One of S, d, L at
-a time is varied around S = 7, d = 64, L = 2. One process per run, so that each peak is its own.
+Randomly initialised image models (28 x 28 pixels in S patches of whole rows), radius 1e-4, nine rivals. One of S, d, L
+at a time is varied around S = 7, d = 64, L = 2. One process per run, so that each peak is its own.
 """
 
 from __future__ import annotations

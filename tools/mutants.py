@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from mutations_baselines import OTHERS
 from mutations_e import METHOD_E
 
 ROOT = Path(__file__).parent.parent
@@ -489,6 +490,7 @@ MUTATIONS = [
     ),
 ]
 MUTATIONS += [Mutation(f"E: {what}", file, old, new, tests) for what, file, old, new, tests in METHOD_E]
+MUTATIONS += [Mutation(f"other: {what}", file, old, new, tests) for what, file, old, new, tests in OTHERS]
 
 
 def run(mutation: Mutation) -> tuple[Mutation, bool, float]:
