@@ -1,6 +1,6 @@
 """How E, crown, covenn and deepz grow with tokens S, width d and layers L: seconds, peak memory, certified margin.
 
-    python benchmarks/crown_scaling.py [--timeout 300] [--methods E,crown,covenn,deepz] [--device cpu]
+    python benchmarks/crown_scaling.py [--timeout 300] [--methods E,crown,covenn,deepz] [--device cpu] [--d 64,256]
 
 Randomly initialised image models (28 x 28 pixels in S patches of whole rows), radius 1e-4, nine rivals. One of S, d, L
 at a time is varied around S = 7, d = 64, L = 2. One process per run, so that each peak is its own.
@@ -53,9 +53,12 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=300.0)
     parser.add_argument("--methods", default="E,crown,covenn,deepz")
     parser.add_argument("--device", default="cpu")
+    for name, values in SWEEPS.items():
+        parser.add_argument(f"--{name}", default=",".join(map(str, values)), help="values to try; empty: none")
     args = parser.parse_args()
     context = multiprocessing.get_context("spawn")
-    for name, values in SWEEPS.items():
+    for name in SWEEPS:
+        values = [int(value) for value in getattr(args, name).split(",") if value]
         for method in args.methods.split(","):
             rows = []
             for value in values:

@@ -145,10 +145,10 @@ def test_shifted_exp(low, width, shift, visible):
 
 def test_overflowed_lines_become_the_range():
     nan, inf = math.nan, math.inf
-    lines = Lines(*(torch.tensor(v, dtype=torch.float64) for v in ([1.0, nan], [0.0, 0.0], [2.0, 1.0], [0.5, inf])))
-    values = Interval(torch.tensor([-1.0, 0.0]).double(), torch.tensor([1.0, 1.0]).double())
+    lines = Lines(*(torch.tensor(v, dtype=torch.float64) for v in ([1.0, nan], [0.0, nan], [2.0, 1.0], [0.5, inf])))
+    values = Interval(torch.tensor([-1.0, -3.0]).double(), torch.tensor([1.0, 1.0]).double())
     safe = lines.or_range(values)
     assert safe.a_low.tolist() == [1.0, 0.0]
-    assert safe.b_low.tolist() == [0.0, 0.0]
+    assert safe.b_low.tolist() == [0.0, -3.0]
     assert safe.a_high.tolist() == [2.0, 0.0]
     assert safe.b_high.tolist() == [0.5, 1.0]

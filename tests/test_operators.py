@@ -281,21 +281,45 @@ def test_counted_symbols_are_what_happens():
     assert 0.75 * plan.local <= counts[0].n_symbols <= plan.local  # masked scores get no symbol
 
 
-def test_memory_is_predicted_and_refused_before_it_is_taken():
-    cfg = image_config(n_embd=768, n_head=12, n_layer=1, n_positions=28, num_labels=10)
-    cfg.image_size, cfg.patch_size = (28, 28), (1, 28)
-    model = zonogpt.load(zonogpt.GPT2ForImageClassification(cfg))
+def test_what_strays_farther_than_its_range_is_only_its_range():
+    """x = 1 + 2 eps_1, y = 1 + 2 eps_2: the error of x y is 4. Told that it lies in [-1, 1], nothing else is kept."""
+    ops = ZonotopeOperators(2, math.inf, lambda: None)
+    one, G = torch.ones(1, 1, dtype=torch.float64), 2 * torch.eye(2, dtype=torch.float64)[:, :, None, None]
+    x, y = ops.zonotope(one, G[:, 0]), ops.zonotope(one, G[:, 1])
+    free = ops.matmul(x, y)
+    assert (float(free.c), free.G[:, 0, 0].tolist()) == (1.0, [2.0, 2.0, 4.0])
+    told = ops.matmul(x, y, Interval(-one, one))
+    assert (float(told.c), told.G[:, 0, 0].tolist()) == (0.0, [0.0, 0.0, 0.0, 1.0])
+    graph = CrownOperators(lambda A: -2 * A.abs().flatten(1).sum(1) + A.flatten(1).sum(1), 1 << 20)
+    u = graph.start(one, Interval(-one, 3 * one))
+    v = graph.dense(u, one, None)
+    A = torch.tensor([1.0, -1.0], dtype=torch.float64).view(2, 1, 1)
+    assert graph.lower(graph.matmul(u, v, Interval(-one, one)), A).tolist() == [-1.0, -1.0]
+
+
+def test_memory_is_predicted_and_refused_before_it_is_taken(monkeypatch):
+    monkeypatch.setattr(importlib.import_module("zonogpt.verify"), "free_bytes", lambda device: 100 << 20)
+    model = zonogpt.load("zoo:digits")
     spec = zonogpt.image_ball(model, torch.full((28, 28), 0.5), 1e-5)
     result = zonogpt.verify(model, spec, method="deepz")
     assert result.status == "unknown"
-    assert result.reason.startswith("memory: method deepz would need about")
-    assert "GiB are free" in result.reason
+    assert result.reason.startswith("memory: method deepz would need about 0.")
+    assert "0.1 GiB are free" in result.reason
+    monkeypatch.undo()
     small = trained("rows")
     for method in BASELINES:
         tight = zonogpt.verify(small, instances("rows", 1e-4, 1)[0], method=method, budget_bytes=1000)
         assert tight.status == "unknown"
         assert tight.reason.startswith("memory: ")
         assert "budget" in tight.reason
+
+
+def test_deepz_would_not_fit_at_the_width_of_gpt2():
+    cfg = image_config(n_embd=768, n_head=12, n_layer=2, n_positions=28, num_labels=10)
+    cfg.image_size, cfg.patch_size = (28, 28), (1, 28)
+    plans = zonogpt.inspect(zonogpt.load(zonogpt.GPT2ForImageClassification(cfg))).plans
+    assert plans["deepz"].peak_bytes > 400 * 2**30
+    assert plans["crown"].peak_bytes < 2**30
 
 
 def test_every_method_is_refused_where_memory_is_short(monkeypatch):
