@@ -19,9 +19,11 @@ from zonogpt.methods.operators.network import block_output, claim, pooled
 from zonogpt.methods.operators.plan import plan_zonotopes
 from zonogpt.methods.operators.zonotopes import ZonotopeOperators
 from zonogpt.methods.plan import whole_sizes
+from zonogpt.model.ir import AttentionBlock, Head, LayerNorm, MlpBlock, Model, TokenEmbedding
 from zonogpt.search.attack import attack
 from zonogpt.spec.inputs import centre_and_noise
 from zonogpt.tensors import map_tensors
+from zonogpt.transforms.softmax import softmax_range
 
 NORMS = (math.inf, 2.0, 1.0)
 BLOCKS = {
@@ -142,12 +144,11 @@ class Recorded:
 
 
 def holds(box, truth):
-    """NaN in a bound says nothing; where exp overflows in the truth itself there is nothing to hold."""
-    lower, upper = box.lower.nan_to_num(nan=-math.inf, neginf=-math.inf), box.upper.nan_to_num(nan=math.inf)
+    """Where exp overflows in the truth itself there is nothing to hold."""
     known = truth.isfinite()
     slack = 1e-9 * (1 + truth[known].abs().max())
-    assert ((truth >= lower - slack) | ~known).all()
-    assert ((truth <= upper + slack) | ~known).all()
+    assert ((truth >= box.lower - slack) | ~known).all()
+    assert ((truth <= box.upper + slack) | ~known).all()
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -359,6 +360,68 @@ def test_rows_of_softmax_that_overflow_keep_their_range():
         assert box.lower.isfinite().all()
         assert box.upper.isfinite().all()
         holds(box, y)
+
+
+def by_hand(tokens, blocks, head):
+    d = tokens.shape[1]
+    embedding = TokenEmbedding(tokens, torch.zeros(len(tokens), d, dtype=torch.float64))
+    return Model(embedding, blocks, head, "GPT2LMHeadModel", "by hand")
+
+
+def test_ends_that_overflowed_are_no_bounds():
+    """In float32 the squares of 1e20 are infinite, and 1 / sqrt(inf) = 0 would be a finite lie about LayerNorm."""
+    d = 4
+    tokens = 1e20 * torch.tensor([[3.0, -3.0, 1.0, -1.0]], dtype=torch.float64)
+    norm = LayerNorm(torch.ones(d, dtype=torch.float64), torch.zeros(d, dtype=torch.float64), 1e-5)
+    zero = torch.zeros(d, 1, dtype=torch.float64)
+    still = MlpBlock(norm, zero, zero[0], zero.T, zero[:, 0])
+    weight = torch.zeros(d, 2, dtype=torch.float64)
+    weight[:2, 0] = 1.0
+    model = by_hand(tokens, (still,), Head(norm, "last", weight, torch.tensor([0.1, 0.0], dtype=torch.float64)))
+    spec = zonogpt.embedding_ball(model, [0], [0], 5e19, label=0)
+    assert attack(model, spec).lowest < -0.3
+    for method in METHODS:
+        for dtype in ("float32", "float64"):
+            assert zonogpt.verify(model, spec, method=method, dtype=dtype, hint=False).status == "unknown", method
+
+
+def test_a_sum_of_exponentials_is_positive_whatever_its_bounds_say():
+    """Scores so far apart that the bound of the sum reaches below zero: its reciprocal must not come out small."""
+    d, g = 4, torch.Generator().manual_seed(7)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    norm = LayerNorm(torch.ones(d, dtype=torch.float64), torch.zeros(d, dtype=torch.float64), 1e-5)
+    w_qkv = randn(d, 3 * d)
+    w_qkv[:, :4] *= 3000
+    block = AttentionBlock(norm, w_qkv, 0 * randn(3 * d), 3 * randn(d, d), 0 * randn(d), 2)
+    head = Head(norm, "last", randn(d, 2), randn(2))
+    model = by_hand(randn(4, d), (block,), head)
+    spec = zonogpt.embedding_ball(model, [0, 1, 2, 3], [3], 0.05)
+    row = torch.tensor([[-1.0, -1.0]])
+    row[0, spec.label] = 1.0
+    spec = spec.with_claim(row, [-1.0])
+    truth = attack(model, spec, restarts=6, steps=40)
+    assert truth.lowest < -0.5
+    for method in METHODS:
+        result = zonogpt.verify(model, spec, method=method, hint=False)
+        assert float(result.margins.min()) <= truth.lowest, method
+
+
+def test_interval_ends_say_something_or_nothing():
+    nan, inf = math.nan, math.inf
+    box = Interval(torch.tensor([1.0, nan, inf, -inf]), torch.tensor([2.0, nan, inf, -inf]))
+    assert box.lower.tolist() == [1.0, -inf, -inf, -inf]
+    assert box.upper.tolist() == [2.0, inf, inf, inf]
+    halves = Interval(torch.tensor([[0.5, 1.0]]), torch.tensor([[inf, 2.0]]))
+    out = halves.dense(torch.tensor([[1.0, -1.0, 0.0], [1.0, 1.0, 3.0]]), torch.tensor([1.0, 1.0, 1.0]))
+    assert out.lower.tolist() == [[2.5, -inf, 4.0]]
+    assert out.upper.tolist() == [[inf, 2.5, 7.0]]
+    visible = torch.ones(1, 2, dtype=torch.bool)
+    blind = softmax_range(Interval(torch.tensor([[-inf, 0.0]]), torch.tensor([[inf, 1.0]])), visible)
+    assert blind.lower.tolist() == [[0.0, 0.0]]
+    assert blind.upper.tolist() == [[1.0, 1.0]]
 
 
 def test_overflow_in_a_baseline_names_its_block():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,11 +11,22 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Interval:
+    """lower <= x <= upper. Ends are finite or say nothing: -inf below, +inf above.
+
+    Overflow and NaN make ends that say nothing, wherever they arise: a sum of which a part overflowed may be any
+    number, so +inf is no lower bound either.
+    """
+
     lower: Tensor
     upper: Tensor
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lower", torch.where(self.lower < math.inf, self.lower, -math.inf))
+        object.__setattr__(self, "upper", torch.where(self.upper > -math.inf, self.upper, math.inf))
+
     @property
     def centre(self) -> Tensor:
+        """Finite where both ends are; NaN or infinite elsewhere."""
         return (self.lower + self.upper) / 2
 
     @property
@@ -26,7 +38,8 @@ class Interval:
         """The smallest interval around x @ weight + bias. By ends, not by middle and radius: a sum of positive lower
         ends must not round to zero."""
         up, down = weight.clamp(min=0), weight.clamp(max=0)
-        lower, upper = self.lower @ up + self.upper @ down, self.upper @ up + self.lower @ down
+        lower = _least_sum(self.lower, self.upper, up, down)
+        upper = -_least_sum(-self.upper, -self.lower, up, down)
         return Interval(lower, upper) if bias is None else Interval(lower + bias, upper + bias)
 
     def plus(self, other: Interval) -> Interval:
@@ -45,9 +58,15 @@ class Interval:
         return Interval(low.sum(-2), high.sum(-2))
 
     def meet(self, other: Interval) -> Interval:
-        """Where x lies if it lies in both. An end that overflowed to NaN says nothing and yields to the other."""
-        return Interval(torch.fmax(self.lower, other.lower), torch.fmin(self.upper, other.upper))
+        """Where x lies if it lies in both."""
+        return Interval(torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper))
 
 
-def everything(like: Tensor) -> Interval:
-    return Interval(torch.full_like(like, -torch.inf), torch.full_like(like, torch.inf))
+def _least_sum(lower: Tensor, upper: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """lower @ up + upper @ down for up >= 0 >= down, where 0 times an infinite end is 0."""
+    low_open, high_open = lower.isinf(), upper.isinf()
+    total = lower.masked_fill(low_open, 0.0) @ up + upper.masked_fill(high_open, 0.0) @ down
+    if not bool(low_open.any() | high_open.any()):
+        return total
+    open_terms = low_open.to(up) @ (up > 0).to(up) + high_open.to(up) @ (down < 0).to(up)
+    return total.masked_fill(open_terms > 0, -math.inf)

@@ -61,23 +61,31 @@ class Function(Protocol):
 
 @dataclass(frozen=True)
 class Curve:
-    """A monotone function of one bend on its domain: convex (sign 1) or concave (sign -1)."""
+    """A monotone function of one bend on its domain: convex (sign 1) or concave (sign -1).
+
+    With `positive` it is for arguments that are positive by themselves (a variance, a sum of exponentials): an interval
+    that reaches below 0 is cut there. At 0 the values of 1/t and the slopes of both are infinite, and what is infinite
+    says nothing.
+    """
 
     value: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]  # its derivative
     where: Callable[[Tensor], Tensor]  # at which t the derivative has this value
     sign: int
     touch: Callable[[Tensor, Tensor], Tensor]  # where between low and high the tangent of `lines` touches
+    positive: bool = False
 
     def __call__(self, t: Tensor) -> Tensor:
         return self.value(t)
 
     def range(self, box: Interval) -> Interval:
+        box = self._inside(box)
         ends = torch.stack([self.value(box.lower), self.value(box.upper)])
         return Interval(ends.amin(0), ends.amax(0))
 
     def strip(self, box: Interval) -> Strip:
         """The chord's slope. Of all parallel pairs of lines it needs the smallest distance."""
+        box = self._inside(box)
         slope = self._chord(box)
         ends = self._residual(box.lower, slope), self._residual(box.upper, slope)
         # Straight where the derivative equals the slope: there the residual is extreme, on the other side of the ends.
@@ -87,6 +95,7 @@ class Curve:
 
     def lines(self, box: Interval) -> Lines:
         """The chord on one side, the tangent at `touch` on the other."""
+        box = self._inside(box)
         slope = self._chord(box)
         slack = self._slack(box, slope)
         ends = self._residual(box.lower, slope), self._residual(box.upper, slope)
@@ -96,6 +105,9 @@ class Curve:
         if self.sign > 0:
             return Lines(tangent, offset - other_slack, slope, torch.maximum(*ends) + slack)
         return Lines(slope, torch.minimum(*ends) - slack, tangent, offset + other_slack)
+
+    def _inside(self, box: Interval) -> Interval:
+        return Interval(box.lower.clamp(min=0), box.upper) if self.positive else box
 
     def _chord(self, box: Interval) -> Tensor:
         """Between the derivatives at the ends, whatever cancellation makes of a short chord: any slope is sound."""
@@ -118,8 +130,8 @@ def _middle(low: Tensor, high: Tensor) -> Tensor:
     return (low + high) / 2
 
 
-SQRT = Curve(torch.sqrt, lambda t: 0.5 * t.rsqrt(), lambda a: 0.25 / a.square(), -1, _middle)
-RECIPROCAL = Curve(torch.reciprocal, lambda t: -t.reciprocal().square(), lambda a: (-a).rsqrt(), 1, _middle)
+SQRT = Curve(torch.sqrt, lambda t: 0.5 * t.rsqrt(), lambda a: 0.25 / a.square(), -1, _middle, True)
+RECIPROCAL = Curve(torch.reciprocal, lambda t: -t.reciprocal().square(), lambda a: (-a).rsqrt(), 1, _middle, True)
 # Behind low + 1 the tangent of exp would sink below zero at `low`, and a softmax weight with it.
 EXP = Curve(torch.exp, torch.exp, torch.log, 1, lambda low, high: torch.minimum(_middle(low, high), low + 1))
 

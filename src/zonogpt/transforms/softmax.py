@@ -51,6 +51,7 @@ def softmax_range(U: Interval, visible: Tensor) -> Interval:
     """The smallest interval around every entry of softmax(u), u in U: own score high and others low, or reversed."""
     low, high = (end.masked_fill(~visible, -math.inf) for end in (U.lower, U.upper))
     least, most = torch.sigmoid(low - _others(high)), torch.sigmoid(high - _others(low))
+    least, most = least.nan_to_num(nan=0.0), most.nan_to_num(nan=1.0)  # of scores without ends
     return Interval(least.masked_fill(~visible, 0.0), most.masked_fill(~visible, 0.0))
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from zonogpt.domains.chunks import chunks
-from zonogpt.domains.interval import Interval, everything
+from zonogpt.domains.interval import Interval
 from zonogpt.methods.operators.network import Arrangement
 from zonogpt.transforms.functions import Function
 
@@ -93,10 +93,7 @@ class CrownOperators:
             constant = A.new_zeros(len(A)) if bias is None else (A * bias).flatten(1).sum(1)
             return [A @ weight.mT], constant
 
-        like = x.like @ weight
-        known = x.box or x.known
-        finite = bool(known.lower.isfinite().all() and known.upper.isfinite().all())
-        return self._node(like, [x], pull, known.dense(weight, bias) if finite else everything(like))
+        return self._node(x.like @ weight, [x], pull, (x.box or x.known).dense(weight, bias))
 
     def apply(self, f: Function, x: Node) -> Node:
         box = self.bounds(x)
