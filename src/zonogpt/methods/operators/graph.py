@@ -15,6 +15,7 @@ from torch import Tensor
 from zonogpt.domains.chunks import chunks
 from zonogpt.domains.interval import Interval
 from zonogpt.methods.operators.network import Arrangement
+from zonogpt.methods.operators.plan import COPIES
 from zonogpt.transforms.functions import Function
 
 # (R, shape) -> what the functionals become on each input, and what they lose or gain on the way (R,)
@@ -74,9 +75,8 @@ class CrownOperators:
         return total
 
     def bytes_per_functional(self, x: Node) -> int:
-        """About four times the widest node: what is held, and what is being made of it."""
         widest = max(node.like.numel() for node in self.nodes[: x.number + 1])
-        return 4 * widest * x.like.element_size()
+        return COPIES * widest * x.like.element_size()
 
     def arrange(self, x: Node, how: Arrangement) -> Node:
         known = Interval(how.there(x.known.lower), how.there(x.known.upper))

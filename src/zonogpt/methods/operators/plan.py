@@ -5,7 +5,7 @@ from __future__ import annotations
 from zonogpt.methods.plan import Plan, Sizes
 
 FUNCTIONAL_BYTES = 1 << 28  # of CROWN's functionals that go back together
-COPIES = 4  # of the widest node, for each functional on its way back
+COPIES = 8  # of the widest node, for each functional on its way back: what is held, and what is being made of it
 
 
 def plan_intervals(sizes: Sizes, item: int) -> Plan:
@@ -45,4 +45,5 @@ def plan_graph(sizes: Sizes, item: int, budget_bytes: int | None, blocks: int) -
     widest = item * max(S * f, S * d, scores)
     nodes = item * blocks * (20 * S * d + 20 * scores + 8 * S * f)
     terms = plan_intervals(sizes, item).peak_bytes
-    return Plan(None, sizes.n_inputs, None, nodes + terms + max(functional_bytes(budget_bytes), COPIES * widest))
+    together = max(functional_bytes(budget_bytes), COPIES * widest)
+    return Plan(None, sizes.n_inputs, None, nodes + terms + 3 * together // 2)  # a half more than meant was seen
