@@ -200,8 +200,13 @@ class _Run:
             return replay(self.exact, spec, self.original, spec.input.anchor)
         if self.seed is None:
             return Finding(None, math.inf)
+        net = (
+            self.work if self.work.dtype == torch.float64 else self.exact
+        )  # searched where the work is done, if it can
         with torch.enable_grad():
-            return falsify(self.exact, spec, self.original, seed=self.seed, deadline=deadline)
+            return falsify(
+                net, moved(spec, net.device, torch.float64), self.original, seed=self.seed, deadline=deadline
+            )
 
     def judged(self, result: Result, spec: Spec, outcome: Bounds | tuple[Status, str], found: Finding) -> Result:
         """The result with the outcome's bounds, less an allowance for rounding."""
@@ -211,8 +216,8 @@ class _Run:
         allowance = rounding_allowance(self.exact, spec, self.work.dtype)
         margins = outcome.margins.to("cpu", torch.float64) - allowance
         status, reason = judge(margins)
-        if found.lowest <= 0:
-            status = "unknown"  # an input, replayed or not, that breaks the claim: no bound says otherwise
+        if status == "verified" and found.lowest <= 0:  # an input, replayed or not, against which no bound counts
+            status, reason = "unknown", "the bounds would certify it"
         if not bool(allowance.isfinite().all()):
             reason += "; the unperturbed input overflows float32, through which rounding is estimated"
         if status == "unknown":

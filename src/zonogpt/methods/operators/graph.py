@@ -103,7 +103,9 @@ class CrownOperators:
         def pull(A: Tensor) -> tuple[list[Tensor], Tensor]:
             return [A * torch.where(A > 0, lines.a_low, lines.a_high)], _least(A, lines.b_low, lines.b_high)
 
-        return self._node(x.like, [x], pull, values)
+        node = self._node(x.like, [x], pull, values)
+        node.box = values  # no substitution improves on it: a line below f is nowhere above f's least value
+        return node
 
     def matmul(self, x: Node, y: Node, known: Interval | None = None) -> Node:
         """x y = x_c y + x y_c - x_c y_c up to r_x r_y: on each side the mean of McCormick's two planes."""
