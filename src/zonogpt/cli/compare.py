@@ -118,7 +118,7 @@ def headline(lines: Sequence[Line]) -> str:
 
 def as_table(lines: Sequence[Line], grid: Sequence[float]) -> Table:
     table = Table(
-        title=f"Proved at each radius, of {lines[0].inputs} inputs; of the attack: not broken there, smallest broken",
+        title=f"Proved at each radius, of {lines[0].inputs} inputs (attack: not broken, smallest broken)",
         title_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=False,

@@ -58,14 +58,15 @@ def _radii(ax: Any, lines: Sequence[Line], rows: Sequence[Row]) -> None:
 
 
 def _costs(ax: Any, lines: Sequence[Line]) -> None:
-    for line in lines:
-        if line.radius is None or line.seconds_per_run is None or line.method == ATTACK:
-            continue
-        colour = method_colour(line.method)
-        size = 30 + 25 * math.sqrt(line.peak_bytes / 2**20)
-        ax.scatter([line.seconds_per_run], [line.radius], s=size, color=colour, alpha=0.55, lw=0)
-        ax.annotate(line.method, (line.seconds_per_run, line.radius), (0, 3 + math.sqrt(size) / 2), "data",
-                    "offset points", ha="center", fontsize=10, weight="bold", color=colour)  # fmt: skip
+    shown = [line for line in lines if line.radius and line.seconds_per_run and line.method != ATTACK]
+    # Names above and below in turn, from left to right: neighbours are often close.
+    for k, line in enumerate(sorted(shown, key=lambda line: line.seconds_per_run or 0.0)):
+        at = (line.seconds_per_run, line.radius)
+        size, colour = 30 + 25 * math.sqrt(line.peak_bytes / 2**20), method_colour(line.method)
+        away = 4 + math.sqrt(size) / 2
+        ax.scatter(*at, s=size, color=colour, alpha=0.55, lw=0)
+        ax.annotate(line.method, at, (0, away if k % 2 == 0 else -away), "data", "offset points", ha="center",
+                    va="bottom" if k % 2 == 0 else "top", fontsize=10, weight="bold", color=colour)  # fmt: skip
     ax.set(xscale="log", yscale="log", xlabel="seconds per run", ylabel="certified radius, geometric mean")
     ax.set_title("Precision against time (area: memory)")
     ax.margins(0.18)
