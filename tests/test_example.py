@@ -47,6 +47,27 @@ def test_method_e_proves_it_and_contains_the_samples():
     assert high < ex.PAPER_FUSED[1]
 
 
+def test_deepz_is_the_papers():
+    """34 generators, centre 0.36, sum 1.61, [-1.24, 1.98], all as printed (its lower end is -1.2433)."""
+    z, generators = ex.bound_by_deepz()
+    assert generators == len(z.G) == ex.PAPER_DEEPZ_GENERATORS
+    assert round(float(z.c[0, 0]), 2) == ex.PAPER_DEEPZ_CENTRE
+    assert round(float(z.G[:, 0, 0].abs().sum()), 2) == 1.61
+    low, high = ex.interval_by_operators("deepz")
+    assert abs(low - ex.PAPER_DEEPZ[0]) < 0.01
+    assert abs(high - ex.PAPER_DEEPZ[1]) < 0.01
+
+
+def test_baselines_contain_the_samples_and_prove_nothing():
+    y = outputs()
+    for name in ("ibp", "deepz", "crown"):
+        low, high = ex.interval_by_operators(name)
+        assert low <= float(y.min()), name
+        assert float(y.max()) <= high, name
+        assert low < 0
+    assert list(ex.intervals())[:2] == ["sampled", "E"]
+
+
 def test_decomposed_does_not():
     low, high = ex.interval(ex.bound("D"))
     assert low < 0
@@ -78,7 +99,7 @@ def test_projections_contain_their_samples():
     """What the picture shows: every sample inside the outline (checked along 90 directions)."""
     angle = torch.linspace(0, 2 * torch.pi, 90, dtype=torch.float64)
     w = torch.stack([angle.cos(), angle.sin()])
-    for step in ex.first_token_projections():
+    for step in (*ex.deepz_projections(), *ex.fused_projections()):
         inside = (step.samples @ w).amax(0) <= (step.outline @ w).amax(0) + 1e-9
         assert bool(inside.all()), step.title
 

@@ -101,6 +101,22 @@ def test_strip_is_tight_and_lines_are_not_looser(name):
     assert (gap <= 2 * strip.half + 1e-9 * size(f, box)).all()
 
 
+@pytest.mark.parametrize(
+    ("f", "low", "high"),
+    [(RECIPROCAL, 1e170, 2e170), (SQRT, 1.7e-318, 1.9e-309), (RECIPROCAL, 5e-324, 1e-310), (EXP, -800.0, -700.0)],
+)
+def test_slopes_that_underflow_or_overflow(f, low, high):
+    box = Interval(torch.tensor([low], dtype=torch.float64), torch.tensor([high], dtype=torch.float64))
+    t = inside(box)
+    y = f(t)
+    strip, lines, values = f.strip(box), f.lines(box).or_range(f.range(box)), f.range(box)
+    off = (y - strip.slope * t - strip.mid).abs() - strip.half
+    assert (off <= 1e-320).logical_or(~off.isfinite()).all()  # what is not finite says nothing
+    assert (lines.a_low * t + lines.b_low <= y + 1e-320).all()
+    assert (y <= lines.a_high * t + lines.b_high + 1e-320).all()
+    assert not (values.lower == math.inf).any()
+
+
 def test_gelu_lines_use_convexity():
     """Near 0 GELU is convex: a tangent below, so the gap at the middle is half of the strip's."""
     box = Interval(torch.tensor([-0.4], dtype=torch.float64), torch.tensor([0.4], dtype=torch.float64))

@@ -11,13 +11,13 @@ from builders import attention_block, image_config, image_model, language_model,
 from trained import instances, trained
 from zonogpt.domains.interval import Interval
 from zonogpt.methods import METHODS
-from zonogpt.methods.baselines import BASELINES, Run, Start
+from zonogpt.methods.baselines import BASELINES, Run, Start, _afresh
 from zonogpt.methods.method import NonFiniteBlockError
 from zonogpt.methods.operators.graph import CrownOperators
 from zonogpt.methods.operators.intervals import IntervalOperators
 from zonogpt.methods.operators.network import block_output, claim, pooled
 from zonogpt.methods.operators.plan import plan_zonotopes
-from zonogpt.methods.operators.zonotopes import ZonotopeOperators
+from zonogpt.methods.operators.zonotopes import DenseZonotope, ZonotopeOperators
 from zonogpt.methods.plan import whole_sizes
 from zonogpt.model.ir import AttentionBlock, Head, LayerNorm, MlpBlock, Model, TokenEmbedding
 from zonogpt.search.attack import attack
@@ -298,6 +298,38 @@ def test_what_strays_farther_than_its_range_is_only_its_range():
     assert graph.lower(graph.matmul(u, v, Interval(-one, one)), A).tolist() == [-1.0, -1.0]
 
 
+def test_changes_are_measured_from_the_centre_not_from_the_middle_of_the_box():
+    """Values in [9, 10.2] around a centre at 10: the product strays by 1, not by 0.6 squared."""
+    ops = ZonotopeOperators(1, math.inf, lambda: None)
+    one = torch.ones(1, 1, dtype=torch.float64)
+    x = DenseZonotope(10 * one, one[None], Interval(9 * one, 10.2 * one))
+    assert ops.matmul(x, x).G[:, 0, 0].tolist() == [20.0, 1.0]
+
+
+def test_a_block_of_covenn_begins_with_the_whole_box():
+    g = torch.Generator().manual_seed(0)
+    low = torch.randn(3, 2, generator=g, dtype=torch.float64)
+    box = Interval(low, low + torch.rand(3, 2, generator=g, dtype=torch.float64))
+    ops, x = _afresh(box, Run(None, None, None, None, None, 1 << 20))
+    A = torch.randn(9, 3, 2, generator=g, dtype=torch.float64)
+    exact = torch.minimum(A * box.lower, A * box.upper).flatten(1).sum(1)
+    torch.testing.assert_close(ops.lower(x, A), exact, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("norm", NORMS)
+def test_radius_zero(method, norm):
+    """Nothing moves: exact margins, also where not a single error arises."""
+    tokens = torch.tensor([[1.0, 2.0, 3.0, 5.0]], dtype=torch.float64)
+    norm_ = LayerNorm(torch.ones(4, dtype=torch.float64), torch.zeros(4, dtype=torch.float64), 1e-5)
+    zero = torch.zeros(4, 1, dtype=torch.float64)
+    head = Head(norm_, "last", torch.eye(4, 2, dtype=torch.float64), None)
+    model = by_hand(tokens, (MlpBlock(norm_, zero, zero[0], zero.T, zero[:, 0]),), head)
+    spec = zonogpt.embedding_ball(model, [0], [0], 0.0, norm=norm)
+    exact = spec.claim.margins(model.forward(spec.input.embed(spec.input.anchor)))
+    torch.testing.assert_close(zonogpt.verify(model, spec, method=method).margins, exact, rtol=1e-9, atol=1e-9)
+
+
 def test_memory_is_predicted_and_refused_before_it_is_taken(monkeypatch):
     monkeypatch.setattr(importlib.import_module("zonogpt.verify"), "free_bytes", lambda device: 100 << 20)
     model = zonogpt.load("zoo:digits")
@@ -418,6 +450,10 @@ def test_interval_ends_say_something_or_nothing():
     out = halves.dense(torch.tensor([[1.0, -1.0, 0.0], [1.0, 1.0, 3.0]]), torch.tensor([1.0, 1.0, 1.0]))
     assert out.lower.tolist() == [[2.5, -inf, 4.0]]
     assert out.upper.tolist() == [[inf, 2.5, 7.0]]
+    crossed = Interval(torch.tensor([0.5]), torch.tensor([1.0])).meet(
+        Interval(torch.tensor([0.0]), torch.tensor([0.25]))
+    )
+    assert (crossed.lower.tolist(), crossed.upper.tolist()) == ([0.25], [0.5])
     visible = torch.ones(1, 2, dtype=torch.bool)
     blind = softmax_range(Interval(torch.tensor([[-inf, 0.0]]), torch.tensor([[inf, 1.0]])), visible)
     assert blind.lower.tolist() == [[0.0, 0.0]]

@@ -58,8 +58,9 @@ class Interval:
         return Interval(low.sum(-2), high.sum(-2))
 
     def meet(self, other: Interval) -> Interval:
-        """Where x lies if it lies in both."""
-        return Interval(torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper))
+        """Where x lies if it lies in both. Ends that rounding has crossed are swapped: x is somewhere between them."""
+        low, high = torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper)
+        return Interval(torch.minimum(low, high), torch.maximum(low, high))
 
 
 def _least_sum(lower: Tensor, upper: Tensor, up: Tensor, down: Tensor) -> Tensor:

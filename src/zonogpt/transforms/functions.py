@@ -103,6 +103,8 @@ class Curve:
         tangent = self.slope(at)
         offset, other_slack = self._residual(at, tangent), self._slack(box, tangent)
         if self.sign > 0:
+            flat = tangent.abs() < torch.finfo(tangent.dtype).tiny  # underflow: what is left of a slope is no slope
+            tangent, offset = tangent.masked_fill(flat, 0.0), torch.where(flat, self.range(box).lower, offset)
             return Lines(tangent, offset - other_slack, slope, torch.maximum(*ends) + slack)
         return Lines(slope, torch.minimum(*ends) - slack, tangent, offset + other_slack)
 
@@ -130,7 +132,7 @@ def _middle(low: Tensor, high: Tensor) -> Tensor:
     return (low + high) / 2
 
 
-SQRT = Curve(torch.sqrt, lambda t: 0.5 * t.rsqrt(), lambda a: 0.25 / a.square(), -1, _middle, True)
+SQRT = Curve(torch.sqrt, lambda t: 0.5 * t.rsqrt(), lambda a: (0.5 / a).square(), -1, _middle, True)
 RECIPROCAL = Curve(torch.reciprocal, lambda t: -t.reciprocal().square(), lambda a: (-a).rsqrt(), 1, _middle, True)
 # Behind low + 1 the tangent of exp would sink below zero at `low`, and a softmax weight with it.
 EXP = Curve(torch.exp, torch.exp, torch.log, 1, lambda low, high: torch.minimum(_middle(low, high), low + 1))
@@ -147,18 +149,17 @@ class ShiftedExp:
         return self._masked(torch.exp(t - self.shift))
 
     def range(self, box: Interval) -> Interval:
-        values = EXP.range(self._moved(box))
-        return Interval(self._masked(values.lower), self._masked(values.upper))
+        values, slack = EXP.range(self._moved(box)), self._slack(box)
+        return Interval(self._masked((values.lower - slack).clamp(min=0)), self._masked(values.upper + slack))
 
     def strip(self, box: Interval) -> Strip:
         s = EXP.strip(self._moved(box))
-        half = s.half + self._slack(box, s.slope)
+        half = s.half + self._slack(box)
         return Strip(self._masked(s.slope), self._masked(s.mid - s.slope * self.shift), self._masked(half))
 
     def lines(self, box: Interval) -> Lines:
-        s = EXP.lines(self._moved(box))
-        b_low = s.b_low - s.a_low * self.shift - self._slack(box, s.a_low)
-        b_high = s.b_high - s.a_high * self.shift + self._slack(box, s.a_high)
+        s, slack = EXP.lines(self._moved(box)), self._slack(box)
+        b_low, b_high = s.b_low - s.a_low * self.shift - slack, s.b_high - s.a_high * self.shift + slack
         return Lines(*map(self._masked, (s.a_low, b_low, s.a_high, b_high)))
 
     def _moved(self, box: Interval) -> Interval:
@@ -167,10 +168,10 @@ class ShiftedExp:
     def _masked(self, t: Tensor) -> Tensor:
         return t.masked_fill(~self.visible, 0.0)
 
-    def _slack(self, box: Interval, slope: Tensor) -> Tensor:
-        """For the rounding of t - shift."""
+    def _slack(self, box: Interval) -> Tensor:
+        """For the rounding of t - shift, which exp multiplies by no more than its largest value."""
         size = torch.maximum(box.lower.abs(), box.upper.abs()) + self.shift.abs()
-        return ROUNDING * torch.finfo(size.dtype).eps * size * slope
+        return ROUNDING * torch.finfo(size.dtype).eps * size * torch.exp(box.upper - self.shift)
 
 
 @dataclass(frozen=True)

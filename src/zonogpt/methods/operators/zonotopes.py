@@ -36,7 +36,9 @@ class ZonotopeOperators:
         self.tick = tick  # called before every operator that takes time
 
     def zonotope(self, c: Tensor, G: Tensor, known: Interval | None = None) -> DenseZonotope:
-        radius = dual_norm(G[: self.n_inputs], self.p, 0) + abs_sum(G[self.n_inputs :], 0)
+        radius = abs_sum(G[self.n_inputs :], 0)
+        if self.n_inputs:
+            radius = radius + dual_norm(G[: self.n_inputs], self.p, 0)
         box = Interval(c - radius, c + radius)
         return DenseZonotope(c, G, box if known is None else box.meet(known))
 
@@ -88,7 +90,7 @@ class ZonotopeOperators:
         linear(G)
         G.masked_fill_(~sloped, 0.0)
         new = torch.arange(self.n_symbols, len(G), device=c.device)
-        G.view(len(G), -1)[new, where] = error.flatten()[where]
+        G.view(len(G), c.numel())[new, where] = error.flatten()[where]
         self.n_symbols = len(G)
         return self.zonotope(c, G, known)
 
