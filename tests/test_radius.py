@@ -94,6 +94,10 @@ class TestSearches:
         assert len(seen) <= 9
         assert out.stopped == ""
 
+    def test_only_verified_is_proved(self):
+        out = largest_proved(self.ladder, lambda r: r, lambda r, deadline: result("falsified"), math.inf, quiet)
+        assert (out.radius, out.stopped) == (0.0, "")
+
     @pytest.mark.parametrize(
         ("status", "reason", "stopped"), [("timeout", "", "timeout"), ("unknown", "memory: 3 GiB", "memory")]
     )
@@ -124,10 +128,11 @@ class TestSearches:
         spec = zonogpt.image_ball(MODEL, IMAGE, 0.5, clip=(-9, 9))
         near = Counterexample(spec.input.anchor + 0.0123, 1, -1.0, -1.0)
         assert distance(spec, near) == pytest.approx(0.0123)
+        findings = iter([Finding(near, -1.0)])  # found once and never again
         out = smallest_broken(
             self.ladder,
             lambda r: zonogpt.image_ball(MODEL, IMAGE, r, clip=(-9, 9)),
-            lambda spec, deadline: Finding(near if spec.radius >= 0.0123 else None, -1.0),
+            lambda spec, deadline: next(findings, Finding(None, 1.0)),
             math.inf,
             quiet,
         )
