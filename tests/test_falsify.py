@@ -1,6 +1,7 @@
 """Counterexamples: in the ball exactly, replayed by Hugging Face's model, saved whole; and never a proof beside one."""
 
 import dataclasses
+import importlib
 import math
 import time
 from fractions import Fraction
@@ -12,6 +13,7 @@ from PIL import Image
 
 import zonogpt
 from builders import config, image_model, language_model, text_classifier
+from liar import let_method_e_claim_anything
 from planted import NAMES, cases
 from program import zono
 from zonogpt.model.replay import HuggingFaceModel
@@ -134,19 +136,24 @@ def test_a_broken_input_that_is_not_replayed_forbids_a_proof(monkeypatch):
     """Should bounds ever contradict an input that was seen, no verdict is given for the bounds."""
     model = zonogpt.load(image_model(1))
     spec = zonogpt.image_ball(model, IMAGE, 8.0, clip=(-9.0, 9.0))
-    bound = torch.full((2,), 5.0, dtype=torch.float64)
-    from zonogpt.methods.method import Bounds
-    from zonogpt.result import Ledger
-
-    monkeypatch.setattr(
-        type(zonogpt.METHODS["E"]),
-        "bound_many",
-        lambda self, model, specs, *rest: [Bounds(bound, Ledger())] * len(specs),
-    )
+    let_method_e_claim_anything(monkeypatch, 2)
     assert zonogpt.verify(model, spec).status == "verified"  # by a method that lies
     blind = dataclasses.replace(model, source=None)
     assert zonogpt.verify(blind, spec, attack=True).status == "unknown"
     assert zonogpt.verify(model, spec, attack=True).status == "falsified"
+
+
+def test_a_break_that_rounding_undoes_is_remembered(monkeypatch):
+    """An input breaks the claim, its float32 neighbour does not: no counterexample, and no proof either."""
+    module = importlib.import_module("zonogpt.search.falsify")
+    model = zonogpt.load(image_model(1))
+    spec = zonogpt.image_ball(model, IMAGE, 8.0, clip=(-9.0, 9.0))
+    monkeypatch.setattr(module, "representable", lambda box, raw: box.anchor)
+    found = falsify(map_tensors(model, lambda t: t.double()), spec, HuggingFaceModel(model))
+    assert found.counterexample is None
+    assert found.lowest < 0
+    let_method_e_claim_anything(monkeypatch, 2)
+    assert zonogpt.verify(model, spec, attack=True).status == "unknown"
 
 
 def test_near_ties_are_not_falsified_by_rounding():

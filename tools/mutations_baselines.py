@@ -66,6 +66,7 @@ OTHERS: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("counterexample not replayed in float32", FALSIFY, "for dtype in (torch.float32, torch.float64)}\n    margin", "for dtype in (torch.float64, torch.float64)}\n    margin", FALSE),
     ("one replay is enough", FALSIFY, "if not all(value <= 0", "if not any(value <= 0", FALSE),
     ("rounding may leave the ball", FALSIFY, "return torch.where(between, near, raw)", "return raw.float().double()", FALSE),
+    ("break undone by rounding forgotten", FALSIFY, "lowest=min(finding.lowest, found.lowest)", "lowest=finding.lowest", FALSE),
     ("unreplayed break allows a proof", VERIFY, "if status == \"verified\" and found.lowest <= 0:", "if False:", FALSE),
     ("no probes of single coordinates", ATTACK, "has_corners = spec.input.norm != math.inf and spec.radius > 0", "has_corners = False", FALSE),
     ("deadline ignored", ATTACK, "            if time.perf_counter() > deadline:\n                return", "            if False:\n                return", FALSE),

@@ -15,8 +15,6 @@ from zonogpt.model.ir import Model
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-DTYPES = (torch.float32, torch.float64)
-
 
 class HuggingFaceModel:
     """The model that `load` read, as transformers runs it, on the CPU. Built when it is first asked for."""

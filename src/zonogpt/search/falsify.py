@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -45,7 +45,9 @@ def falsify(
     found = attack(model, spec, restarts, steps, seed, deadline=deadline)
     if not found.broken:
         return Finding(None, found.lowest)
-    return replay(model, spec, judge, found.input)
+    finding = replay(model, spec, judge, found.input)
+    # What was seen before rounding to float32 was seen: it forbids a proof, even if the rounded input breaks nothing.
+    return replace(finding, lowest=min(finding.lowest, found.lowest))
 
 
 def replay(model: Model, spec: Spec, judge: HuggingFaceModel, raw: Tensor) -> Finding:

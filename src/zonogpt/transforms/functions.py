@@ -207,7 +207,7 @@ class Gelu:
         return gelu(t)
 
     def range(self, box: Interval) -> Interval:
-        """Between the ends where it is monotone; its one minimum lies below them by what the strip allows."""
+        """Between its values at the ends, and down to LOWEST where its one minimum lies between them."""
         ends = torch.stack([gelu(box.lower), gelu(box.upper)])
         low, high = ends.amin(0), ends.amax(0)
         # g falls to the left of TURN and rises to the right of it.
