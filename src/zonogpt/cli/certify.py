@@ -15,44 +15,44 @@ from zonogpt.accuracy.rows import Row
 from zonogpt.accuracy.table import Line, as_csv
 from zonogpt.certify import Certification
 from zonogpt.certify import certify as run
-from zonogpt.cli.options import BUDGET_HELP, NORM_HELP, check_writable, norm_of, numbers, size
+from zonogpt.cli import options
+from zonogpt.cli.options import check_writable, norm_of, numbers, size
 from zonogpt.cli.progress import progress_bar
 from zonogpt.cli.stopping import INTERRUPTED, how_to_continue
 from zonogpt.cli.tables import print_table
 from zonogpt.datasets import open_dataset
 from zonogpt.errors import OptionError
 from zonogpt.files import write_whole
-from zonogpt.methods import METHODS
 from zonogpt.model.hf import load
 from zonogpt.model.ir import ImageEmbedding
 
 
 def certify(
-    model: Annotated[str, typer.Argument(help="Directory from save_pretrained, or a hub name.")],
+    model: options.ModelName,
     data: Annotated[
         Path,
         typer.Option(help="MNIST files, a folder LABEL/*.png, or lines LABEL<TAB>TEXT."),
     ],
     radius: Annotated[str, typer.Option(help="One radius or several, increasing, as 3e-4,1e-3.")],
-    count: Annotated[int | None, typer.Option(help="How many examples. Default: all.")] = None,
-    skip: Annotated[int, typer.Option(help="How many to leave out first.")] = 0,
-    split: Annotated[str, typer.Option(help="Of MNIST files: test or train.")] = "test",
+    count: options.Count = None,
+    skip: options.Skip = 0,
+    split: options.Split = "test",
     positions: Annotated[
         str | None, typer.Option(help="Tokens of a text that move: last (default), all, random:2, or 1,4.")
     ] = None,
-    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "E",
-    norm: Annotated[str, typer.Option(help=NORM_HELP)] = "inf",
+    method: options.MethodName = "E",
+    norm: options.Norm = "inf",
     attack: Annotated[bool, typer.Option(help="Search for counterexamples as well.")] = True,
-    seed: Annotated[int, typer.Option(help="Of the attack and of random positions.")] = 0,
+    seed: options.Seed = 0,
     timeout: Annotated[float | None, typer.Option(help="Seconds per example and radius.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float64 (default) or float32.")] = None,
-    budget: Annotated[str | None, typer.Option(help=BUDGET_HELP)] = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    budget: options.Budget = None,
     out: Annotated[
         Path | None, typer.Option(help="Directory for rows, settings, table and picture; goes on where it stopped.")
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write settings, table and rows to this file.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the first line only.")] = False,
+    json: options.Json = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Certified accuracy over a data set: how many examples keep their label, proved, at every radius.
 

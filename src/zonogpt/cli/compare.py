@@ -12,8 +12,9 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from zonogpt.cli import options
 from zonogpt.cli.inputs import open_inputs
-from zonogpt.cli.options import BUDGET_HELP, NORM_HELP, check_writable, norm_of, numbers, size
+from zonogpt.cli.options import check_writable, norm_of, numbers, size
 from zonogpt.cli.progress import progress_bar
 from zonogpt.cli.stopping import INTERRUPTED, how_to_continue
 from zonogpt.cli.tables import print_table
@@ -30,36 +31,30 @@ ALL = "E,A,F,D,M,crown,deepz,covenn,ibp,attack"
 
 
 def compare(
-    model: Annotated[str, typer.Argument(help="Directory from save_pretrained, a hub name, or zoo:digits.")],
-    data: Annotated[
-        Path | None, typer.Option(help="MNIST files, a folder LABEL/*.png, lines LABEL<TAB>TEXT, or zoo:digits.")
-    ] = None,
-    image: Annotated[Path | None, typer.Option(help="Picture (.png, .jpg, ...) or array (.npy).")] = None,
-    text: Annotated[str | None, typer.Option(help="Text, read with the model's tokenizer.")] = None,
-    ids: Annotated[str | None, typer.Option(help="Token ids, as 5,17,3.")] = None,
-    positions: Annotated[
-        str | None, typer.Option(help="Tokens, each moved on its own: last, all, random:2, or 1,4.")
-    ] = None,
-    label: Annotated[int | None, typer.Option(help="The answer to keep. Default: the model's own.")] = None,
+    model: options.ModelName,
+    data: options.Data = None,
+    image: options.Image = None,
+    text: options.Text = None,
+    ids: options.Ids = None,
+    positions: options.EachPosition = None,
+    label: options.Label = None,
     methods: Annotated[str, typer.Option(help=f"Some of {', '.join(METHODS)}, {ATTACK}.")] = ALL,
     radius: Annotated[str, typer.Option(help="Radii at which proofs are counted.")] = "1e-5,1e-4,3e-4,1e-3,3e-3,1e-2",
     low: Annotated[float | None, typer.Option(help="The smallest radius to try. Default: smallest of these.")] = None,
     high: Annotated[float | None, typer.Option(help="The largest. Default: ten times the largest of these.")] = None,
-    tolerance: Annotated[float, typer.Option(help="Stop where two radii differ by this ratio.")] = 0.05,
-    count: Annotated[int | None, typer.Option(help="How many examples. Default: all.")] = None,
-    skip: Annotated[int, typer.Option(help="How many to leave out first.")] = 0,
-    split: Annotated[str, typer.Option(help="Of MNIST files: test or train.")] = "test",
-    norm: Annotated[str, typer.Option(help=NORM_HELP)] = "inf",
-    seed: Annotated[int, typer.Option(help="Of the attack and of random positions.")] = 0,
+    tolerance: options.Tolerance = 0.05,
+    count: options.Count = None,
+    skip: options.Skip = 0,
+    split: options.Split = "test",
+    norm: options.Norm = "inf",
+    seed: options.Seed = 0,
     timeout: Annotated[float | None, typer.Option(help="Seconds per input and method.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float64 (default) or float32.")] = None,
-    budget: Annotated[str | None, typer.Option(help=BUDGET_HELP)] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Directory for rows, table and picture; goes on where it stopped.")
-    ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write settings, table and rows to this file.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the first line only.")] = False,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    budget: options.Budget = None,
+    out: options.Out = None,
+    json: options.Json = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Several methods, and an attack, on the same inputs: what each proves, how far, how fast, in how much memory.
 

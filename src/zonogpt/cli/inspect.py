@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from zonogpt.cli.options import BUDGET_HELP, check_writable, size
+from zonogpt.cli import options
+from zonogpt.cli.options import check_writable, size
 from zonogpt.files import write_whole
 from zonogpt.inspection import Inspection
 from zonogpt.inspection import inspect as run
@@ -22,11 +23,11 @@ PROCESS_BYTES = 1 << 29  # Python with torch and transformers, about
 
 
 def inspect(
-    model: Annotated[str, typer.Argument(help="Directory from save_pretrained, or a hub name.")],
+    model: options.ModelName,
     tokens: Annotated[int | None, typer.Option(help="Text length to predict for. Default: all positions.")] = None,
     positions: Annotated[int | None, typer.Option(help="How many tokens move. Default: all.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float64 (default) or float32.")] = None,
-    budget: Annotated[str | None, typer.Option(help=BUDGET_HELP)] = None,
+    dtype: options.Dtype = None,
+    budget: options.Budget = None,
     json: Annotated[Path | None, typer.Option(help="Write everything to this file.")] = None,
 ) -> None:
     """Say what a model is, whether it can be verified, and what a run will need, before any run."""

@@ -6,11 +6,37 @@ import math
 import os
 import re
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from zonogpt.errors import OptionError
+from zonogpt.methods import METHODS
 
-BUDGET_HELP = "Memory of a run (E), or generator pool (the others), as 512MiB."
-NORM_HELP = "Norm of the ball: inf, 2 or 1."
+# Options that several commands share, word for word.
+ModelName = Annotated[str, typer.Argument(help="Directory from save_pretrained, a hub name, or zoo:digits.")]
+Image = Annotated[Path | None, typer.Option(help="Picture (.png, .jpg, ...) or array (.npy).")]
+Text = Annotated[str | None, typer.Option(help="Text, read with the model's tokenizer.")]
+Ids = Annotated[str | None, typer.Option(help="Token ids, as 5,17,3.")]
+Label = Annotated[int | None, typer.Option(help="The answer to keep. Default: the model's own.")]
+Tolerance = Annotated[float, typer.Option(help="Stop where two radii differ by this ratio.")]
+Count = Annotated[int | None, typer.Option(help="How many examples. Default: all.")]
+Skip = Annotated[int, typer.Option(help="How many to leave out first.")]
+Split = Annotated[str, typer.Option(help="Of MNIST files: test or train.")]
+MethodName = Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")]
+Norm = Annotated[str, typer.Option(help="Norm of the ball: inf, 2 or 1.")]
+Seed = Annotated[int, typer.Option(help="Of the attack and of random positions.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
+Dtype = Annotated[str | None, typer.Option(help="float64 (default) or float32.")]
+Budget = Annotated[str | None, typer.Option(help="Memory of a run, or generator pool (A, F, M, D), as 512MiB.")]
+Json = Annotated[Path | None, typer.Option(help="Write settings, table and rows to this file.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the first line only.")]
+Data = Annotated[
+    Path | None, typer.Option(help="MNIST files, a folder LABEL/*.png, lines LABEL<TAB>TEXT, or zoo:digits.")
+]
+EachPosition = Annotated[str | None, typer.Option(help="Tokens, each moved on its own: last, all, random:2, or 1,4.")]
+Out = Annotated[Path | None, typer.Option(help="Directory for rows, table and picture; goes on where it stopped.")]
+
 UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 

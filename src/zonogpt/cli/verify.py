@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from zonogpt.cli.options import BUDGET_HELP, NORM_HELP, check_writable, integers, norm_of, size
+from zonogpt.cli import options
+from zonogpt.cli.options import check_writable, integers, norm_of, size
 from zonogpt.cli.progress import progress_bar
 from zonogpt.datasets.pictures import read_image
 from zonogpt.datasets.texts import encode
 from zonogpt.errors import OptionError
 from zonogpt.files import write_whole
-from zonogpt.methods import METHODS
 from zonogpt.methods.method import Progress
 from zonogpt.model.hf import load
 from zonogpt.model.ir import Model
@@ -27,22 +27,22 @@ EXIT = {"verified": 0, "unknown": 10, "falsified": 20, "timeout": 30}
 
 
 def verify(
-    model: Annotated[str, typer.Argument(help="Directory from save_pretrained, or a hub name.")],
+    model: options.ModelName,
     radius: Annotated[float, typer.Option(help="How far the input may move, in the norm.")],
-    image: Annotated[Path | None, typer.Option(help="Picture (.png, .jpg, ...) or array (.npy).")] = None,
-    text: Annotated[str | None, typer.Option(help="Text, read with the model's tokenizer.")] = None,
-    ids: Annotated[str | None, typer.Option(help="Token ids, as 5,17,3.")] = None,
+    image: options.Image = None,
+    text: options.Text = None,
+    ids: options.Ids = None,
     positions: Annotated[str | None, typer.Option(help="Token positions that move, from 0, as 1,4.")] = None,
     words: Annotated[str | None, typer.Option(help="Words of the text that move, as good,film.")] = None,
-    label: Annotated[int | None, typer.Option(help="The answer to keep. Default: the model's own.")] = None,
-    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "E",
-    norm: Annotated[str, typer.Option(help=NORM_HELP)] = "inf",
+    label: options.Label = None,
+    method: options.MethodName = "E",
+    norm: options.Norm = "inf",
     attack: Annotated[bool, typer.Option("--attack", help="First search for an input that breaks the claim.")] = False,
     seed: Annotated[int, typer.Option(help="Of the attack.")] = 0,
     timeout: Annotated[float | None, typer.Option(help="Seconds, looked at between blocks.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float64 (default) or float32.")] = None,
-    budget: Annotated[str | None, typer.Option(help=BUDGET_HELP)] = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    budget: options.Budget = None,
     hint: Annotated[bool, typer.Option(help="If unknown (E): look for a smaller radius that is certified.")] = True,
     counterexample: Annotated[
         Path | None, typer.Option(help="If falsified: write the input to this .npz, and an image to a .png beside it.")
