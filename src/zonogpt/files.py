@@ -24,3 +24,19 @@ def write_whole(file: Path, content: str | bytes) -> None:
             draft.unlink(missing_ok=True)
     except OSError as error:
         raise OptionError(f"cannot write {file}: {error}") from error
+
+
+def create_whole(file: Path, content: str) -> bool:
+    """Writes the file in one step unless it is there, however many processes try; whether this one did."""
+    draft = file.parent / f".zonogpt-{os.getpid()}"
+    try:
+        draft.write_text(content)
+        try:
+            os.link(draft, file)
+        finally:
+            draft.unlink(missing_ok=True)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise OptionError(f"cannot write {file}: {error}") from error
+    return True

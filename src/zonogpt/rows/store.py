@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from zonogpt.errors import OptionError
-from zonogpt.files import write_whole
+from zonogpt.files import create_whole
 from zonogpt.rows.record import Row, Settings
 
 ROWS, SETTINGS = "rows.jsonl", "settings.json"
@@ -20,8 +20,12 @@ ROWS, SETTINGS = "rows.jsonl", "settings.json"
 R = TypeVar("R", bound=Row)
 
 
+class BusyError(OptionError):
+    """Another run is writing to the same file."""
+
+
 class RowStore(Generic[R]):
-    """The rows of DIR/rows.jsonl, and a place to append more. Only `open_store` makes one."""
+    """The rows of a file, and a place to append more. Only `open_store` makes one."""
 
     def __init__(self, descriptor: int, finished: dict[str, R]) -> None:
         self._descriptor = descriptor
@@ -37,17 +41,18 @@ class RowStore(Generic[R]):
 
 
 @contextmanager
-def open_store(folder: Path, settings: Settings, kind: type[R]) -> Iterator[RowStore[R]]:
-    """Opens or begins DIR for one run at a time; OptionError if it belongs to other settings or cannot be used."""
+def open_store(folder: Path, settings: Settings, kind: type[R], name: str = ROWS) -> Iterator[RowStore[R]]:
+    """Opens or begins DIR/name for one run at a time; OptionError if DIR belongs to other settings or cannot be used,
+    BusyError if another run has the file."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / ROWS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError as error:
         raise OptionError(f"cannot keep rows in {folder}: {error}") from error
     try:
-        _lock(descriptor, folder)
-        content = (folder / ROWS).read_bytes()
-        rows, whole = parse(content, folder / ROWS, kind)
+        _lock(descriptor, folder / name)
+        content = (folder / name).read_bytes()
+        rows, whole = parse(content, folder / name, kind)
         _check_settings(folder, settings, rows)
         if whole < len(content):
             os.ftruncate(descriptor, whole)
@@ -72,19 +77,18 @@ def parse(content: bytes, file: Path, kind: type[R]) -> tuple[list[R], int]:
     return rows, whole
 
 
-def _lock(descriptor: int, folder: Path) -> None:
+def _lock(descriptor: int, file: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # goes with the process, however it ends
     except BlockingIOError as error:
-        raise OptionError(f"another run is writing to {folder}") from error
+        raise BusyError(f"another run is writing to {file}") from error
     except OSError:
         return  # a file system without locks
 
 
 def _check_settings(folder: Path, settings: Settings, rows: Sequence[Row]) -> None:
     file, ours = folder / SETTINGS, dataclasses.asdict(settings)
-    if not file.exists() and not rows:
-        write_whole(file, json.dumps(ours, indent=2) + "\n")
+    if not rows and create_whole(file, json.dumps(ours, indent=2) + "\n"):
         return
     try:
         theirs = json.loads(file.read_text())

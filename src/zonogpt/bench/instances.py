@@ -1,0 +1,148 @@
+"""The instances of the benchmark: an input, a ball around it, and one claim about every input of the ball.
+
+A directory of plain files that another tool can read:
+
+    instances.jsonl          one line per instance, the fields of `Instance`
+    inputs/mnist-2890.png    8-bit grey; the model reads pixel / 255
+    inputs/sst-17.json       the sentence and its token ids, without special tokens
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zonogpt.bench.grid import MNIST, ModelId
+from zonogpt.errors import SpecError
+from zonogpt.files import write_whole
+from zonogpt.model.ir import Model
+from zonogpt.rows.record import digest
+from zonogpt.spec.spec import Spec, embedding_ball, image_ball
+
+FILE, INPUTS = "instances.jsonl", "inputs"
+
+
+@dataclass(frozen=True)
+class Instance:
+    """The claim: output `label` stays above output `rival` for every input of the l_inf ball."""
+
+    task: str
+    size: str
+    blocks: int
+    instance: str  # unique within model and radius
+    radius: float
+    label: int
+    rival: int
+    input: str  # file
+    positions: tuple[int, ...] | None  # token embeddings that move, from 0; None: all pixels, clipped to [0, 1]
+    relative_radius: float  # the largest l_2 change over the l_2 norm of what moves
+    accuracy: float  # of the model
+    training: str  # the loss it was trained with
+    model_hash: str  # sha256 of model.safetensors
+    input_hash: str  # sha256 of the pixels' bytes, or of the token ids as 5,17,3
+
+    @property
+    def model(self) -> ModelId:
+        return ModelId(self.task, self.size, self.blocks)
+
+    @property
+    def claim(self) -> str:
+        return f"{self.label} > {self.rival}"
+
+    @cached_property
+    def hash(self) -> str:
+        return digest([getattr(self, field.name) for field in dataclasses.fields(self)])
+
+    @property
+    def set_hash(self) -> str:
+        """Of the input set: instances that share it differ in the rival only, and need one propagation."""
+        return digest([self.model_hash, self.input_hash, self.positions, self.radius.hex(), self.label])
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Instance:
+        fields = json.loads(text)
+        if fields["positions"] is not None:
+            fields["positions"] = tuple(fields["positions"])
+        return Instance(**fields)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Instances in a directory, in the order of the models, and their inputs."""
+
+    folder: Path
+    instances: tuple[Instance, ...]
+
+    @staticmethod
+    def read(folder: Path) -> Benchmark:
+        try:
+            lines = (folder / FILE).read_text().splitlines()
+            instances = tuple(Instance.from_json(line) for line in lines)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise SpecError(f"{folder / FILE} is no list of instances: {error}") from error
+        return Benchmark(folder, instances)
+
+    @property
+    def models(self) -> tuple[ModelId, ...]:
+        return tuple(sorted({instance.model for instance in self.instances}, key=lambda model: model.place))
+
+    def of(self, model: ModelId) -> list[Instance]:
+        return [instance for instance in self.instances if instance.model == model]
+
+    def read_input(self, instance: Instance) -> tuple[Tensor, str]:
+        """The image as bytes, or token ids, and the text; SpecError unless they are what the hash says."""
+        file = self.folder / instance.input
+        try:
+            if instance.task == MNIST:
+                from PIL import Image  # only pictures need it
+
+                with Image.open(file) as picture:
+                    raw, text = torch.tensor(list(picture.tobytes()), dtype=torch.uint8).view(picture.size[::-1]), ""
+            else:
+                content = json.loads(file.read_text())
+                raw, text = torch.tensor(content["ids"]), content["text"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SpecError(f"{file} cannot be read: {error}") from error
+        if input_hash(raw) != instance.input_hash:
+            raise SpecError(f"{file} is not the input that {FILE} names; make the instances again")
+        return raw, text
+
+    def spec(self, model: Model, instance: Instance) -> Spec:
+        """The input set of an instance with the claims against all rivals."""
+        raw, _ = self.read_input(instance)
+        if instance.positions is None:
+            return image_ball(model, raw.float() / 255, instance.radius, instance.label)
+        return embedding_ball(model, raw.tolist(), instance.positions, instance.radius, instance.label)
+
+
+def input_hash(raw: Tensor) -> str:
+    content = raw.numpy().tobytes() if raw.dtype == torch.uint8 else ",".join(map(str, raw.tolist())).encode()
+    return hashlib.sha256(content).hexdigest()
+
+
+def write_instances(folder: Path, instances: Sequence[Instance], inputs: dict[str, tuple[Tensor, Any]]) -> None:
+    """`inputs`: by file name, the raw input and its text. The list is written last: with it, all is there."""
+    (folder / INPUTS).mkdir(parents=True, exist_ok=True)
+    for name, (raw, text) in inputs.items():
+        if raw.dtype == torch.uint8:
+            from PIL import Image  # only pictures need it
+
+            stream = io.BytesIO()
+            Image.fromarray(raw.numpy(), "L").save(stream, "png")
+            write_whole(folder / name, stream.getvalue())
+        else:
+            write_whole(folder / name, json.dumps({"text": text, "ids": raw.tolist()}) + "\n")
+    write_whole(folder / FILE, "".join(instance.to_json() + "\n" for instance in instances))
