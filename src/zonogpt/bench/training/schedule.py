@@ -32,8 +32,8 @@ SCHEDULES = {
     (MNIST, "small"): Schedule(epochs=3, rate=3e-4, batch=256, dropout=0.0),
     (MNIST, "medium"): Schedule(epochs=3, rate=2e-4, batch=256, dropout=0.0),
     (MNIST, "tiny"): Schedule(epochs=60, rate=3e-3, batch=10, dropout=0.0),
-    (SST, "small"): Schedule(epochs=3, rate=2e-4, batch=128, dropout=0.1, interval_weight=0.5),
-    (SST, "medium"): Schedule(epochs=3, rate=1e-4, batch=128, dropout=0.1, interval_weight=0.5),
+    (SST, "small"): Schedule(epochs=3, rate=3e-4, batch=256, dropout=0.1, interval_weight=0.5),
+    (SST, "medium"): Schedule(epochs=3, rate=1.5e-4, batch=256, dropout=0.1, interval_weight=0.5),
     (SST, "tiny"): Schedule(epochs=60, rate=3e-3, batch=8, dropout=0.0, interval_weight=0.5),
 }
 
@@ -67,8 +67,9 @@ def optimise(net: nn.Module, schedule: Schedule, batches: Callable[[int], Iterab
         for batch in batches(epoch):
             optimizer.zero_grad(set_to_none=True)
             loss_of(batch).backward()
-            nn.utils.clip_grad_norm_(net.parameters(), schedule.clip)
-            optimizer.step()
+            norm = nn.utils.clip_grad_norm_(net.parameters(), schedule.clip)
+            if bool(norm.isfinite()):  # one step that overflowed must not spoil the weights
+                optimizer.step()
             cycle.step()
             if on_step is not None:
                 on_step()

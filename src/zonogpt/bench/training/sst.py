@@ -26,7 +26,8 @@ from zonogpt.model.ir import Model, TokenEmbedding
 
 LARGEST_RADIUS, SMALLEST_RADIUS = 1e-3, 1e-30
 SLACK = 0.5  # by which the interval loss may exceed the cross-entropy before the radius shrinks
-UP, DOWN = 1.02, 1 / 1.1
+UP, DOWN = 1.04, 1 / 1.1
+MOST_LOSS = 20.0  # of a batch's intervals; above it, or NaN, the batch counts by its cross-entropy alone
 SORTED_TOGETHER = 50  # batches whose sentences are sorted by length, so that little is padded
 
 
@@ -79,8 +80,8 @@ def train_on_sentences(
             outputs, margins = bounds(live, batch, radius.value, order)
         plain, interval = F.cross_entropy(outputs.float(), batch.labels), interval_loss(margins, batch.labels)
         radius.follow(interval.item(), plain.item())
-        # A batch that jumps out of what the radius allows would drown the others.
-        return plain + schedule.interval_weight * interval.clamp(max=20.0)
+        # A batch that jumps out of what the radius allows would drown the others, or overflow.
+        return plain + schedule.interval_weight * interval if interval.item() <= MOST_LOSS else plain
 
     steps = schedule.epochs * -(-len(labels) // size)
     optimise(net, schedule, batches, steps, loss_of, on_step)
