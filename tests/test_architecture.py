@@ -37,9 +37,11 @@ ALLOWED = {
     "compare": {"_version", "datasets", "errors", "examples", "methods", "model", "radii", "radius", "rows", "spec",
                 "tensors"},
     "inspection": {"errors", "methods", "model", "options", "tensors"},
+    "bench": {"_version", "datasets", "errors", "files", "model", "options", "plotting", "result", "rows", "search",
+              "spec", "tensors", "verify"},
     "demo": {"domains", "methods", "model", "plotting", "result", "spec", "transforms", "verify"},
     "__main__": {"cli"},
-    "cli": {"_version", "accuracy", "certify", "compare", "datasets", "demo", "errors", "files", "inspection",
+    "cli": {"_version", "accuracy", "bench", "certify", "compare", "datasets", "demo", "errors", "files", "inspection",
             "methods", "model", "radii", "radius", "result", "spec", "verify", "witness"},
 }  # fmt: skip
 

@@ -7,6 +7,12 @@ from collections.abc import Iterator
 import torch
 
 CHUNK_BYTES = 1 << 26  # 64 MiB per temporary: far below the pool, far above the cost of a Python loop
+GPU_CHUNK_BYTES = 1 << 30  # a GPU wants few, large calls: the fused attention is ten times faster so
+
+
+def temporary_bytes(device_type: str) -> int:
+    """What a temporary over the generators may take there."""
+    return GPU_CHUNK_BYTES if device_type == "cuda" else CHUNK_BYTES
 
 
 def chunks(count: int, bytes_each: int, limit: int = CHUNK_BYTES) -> Iterator[slice]:

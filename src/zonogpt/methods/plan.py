@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zonogpt.domains.chunks import CHUNK_BYTES
+from zonogpt.domains.chunks import temporary_bytes
 from zonogpt.model.ir import Model
 from zonogpt.spec.spec import Spec
 from zonogpt.transforms.ellipsoidal.attention import KEPT_CHUNKS
@@ -24,14 +24,16 @@ class Sizes:
     n_blocks: int  # residual blocks, attention and MLP in turn
     n_inputs: int  # raw numbers that may move
     inputs_per_token: int
+    device_type: str = "cpu"
 
 
 def whole_sizes(model: Model, spec: Spec) -> Sizes:
     """Of a run that treats all tokens alike, whether they move or not."""
     box = spec.input
     return Sizes(
-        box.n_tokens, model.width, model.n_heads, model.hidden, len(model.blocks), n_moving(spec), box.inputs_per_token
-    )
+        box.n_tokens, model.width, model.n_heads, model.hidden, len(model.blocks), n_moving(spec), box.inputs_per_token,
+        model.device.type,
+    )  # fmt: skip
 
 
 def n_moving(spec: Spec) -> int:
@@ -75,7 +77,7 @@ def plan_structured(
             peak = max(peak, m + q_out + q + (q_out - q), m + 2 * q + d)  # while reducing, while converting
         most_local = max(most_local, q)
     bytes_each = sizes.n_tokens * d * item
-    return Plan(limit, m, most_local, peak * bytes_each + 5 * CHUNK_BYTES)
+    return Plan(limit, m, most_local, peak * bytes_each + 5 * temporary_bytes(sizes.device_type))
 
 
 SMALLEST_CHUNK, LARGEST_CHUNK = 1 << 24, 1 << 30

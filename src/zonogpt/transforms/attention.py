@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zonogpt.domains.chunks import chunks
+from zonogpt.domains.chunks import chunks, temporary_bytes
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.structured import StructuredZonotope, abs_sum
 from zonogpt.model.ir import AttentionBlock
@@ -117,7 +117,7 @@ def fused_attention(block: AttentionBlock, z: StructuredZonotope) -> tuple[Struc
     norm, point, sloped = bounds.norm, bounds.point, bounds.softmax.sloped
 
     G = z.G.clone()
-    for part in chunks(z.m, _shared_bytes(point)):
+    for part in chunks(z.m, _shared_bytes(point), temporary_bytes(z.c.device.type)):
         n_dot = norm.jacobian(z.G[part].transpose(0, 1)).transpose(0, 1)
         G[part] += shared_images(point, shared_tangents(point, n_dot), sloped)
 
@@ -153,7 +153,7 @@ def recentred_generators(remainder: Tensor, VW: Tensor) -> Tensor:
     H, S, _ = remainder.shape
     d = VW.shape[-1]
     out = VW.new_zeros(S, H, S, d)
-    for part in chunks(S, 3 * H * S * d * VW.element_size()):
+    for part in chunks(S, 3 * H * S * d * VW.element_size(), temporary_bytes(VW.device.type)):
         centre = weighted_median(VW[:, None], remainder[:, part, :, None])  # (H, I, d)
         generators = remainder[:, part, :, None] * (VW[:, None] - centre[:, :, None])  # (H, I, S, d)
         out[part] = generators.transpose(0, 1)
@@ -178,13 +178,14 @@ def _shared_bytes(point: AttentionPoint) -> int:
 def _parts(point: AttentionPoint, stack: Tensor) -> Iterator[Tensor]:
     """Chunks of local tangents (S, n, d), small enough for their head-by-head images (S, n, H, d)."""
     H, S, e = point.Q.shape
-    for part in chunks(stack.shape[1], stack.element_size() * S * H * (H * e + 3 * S)):
+    each = stack.element_size() * S * H * (H * e + 3 * S)
+    for part in chunks(stack.shape[1], each, temporary_bytes(stack.device.type)):
         yield stack[:, part]
 
 
 def _shared_sums(point: AttentionPoint, norm: LayerNormBounds, G: Tensor) -> FirstOrder:
     sums = _zero_sums(point)
-    for part in chunks(G.shape[1], _shared_bytes(point)):
+    for part in chunks(G.shape[1], _shared_bytes(point), temporary_bytes(G.device.type)):
         t = shared_tangents(point, norm.jacobian(G[:, part]).transpose(0, 1))
         # Head by head, so that (n, S, d) is the largest temporary.
         VW = torch.stack([(t.V[:, h] @ w).abs().sum(0) for h, w in enumerate(point.w_o)])

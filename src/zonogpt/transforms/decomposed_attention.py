@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zonogpt.domains.chunks import chunks
+from zonogpt.domains.chunks import chunks, temporary_bytes
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.structured import StructuredZonotope, abs_sum
 from zonogpt.model.ir import AttentionBlock
@@ -59,13 +59,13 @@ def operator_radii(point: AttentionPoint, norm: LayerNormBounds, z: StructuredZo
     sums = {name: torch.zeros_like(point.Q) for name in ("Q", "K", "V")}
     local = {name: torch.zeros_like(point.Q) for name in ("Q", "K", "V")}
     kept_U, kept_P = torch.zeros_like(point.P), torch.zeros_like(point.P)
-    for part in chunks(z.m, _bytes(point)):
+    for part in chunks(z.m, _bytes(point), temporary_bytes(z.c.device.type)):
         t = shared_tangents(point, norm.jacobian(z.G[part].transpose(0, 1)).transpose(0, 1))
         for name in sums:
             sums[name] += getattr(t, name).abs().sum(0)
         kept_U += t.U.abs().sum(0)
         kept_P += t.P.abs().sum(0)
-    for part in chunks(z.q, _bytes(point)):
+    for part in chunks(z.q, _bytes(point), temporary_bytes(z.c.device.type)):
         own = local_tangents(point, norm.jacobian(z.L[:, part]))
         for name in local:
             local[name] += getattr(own, name).abs().sum(1).transpose(0, 1)
@@ -103,13 +103,13 @@ def decomposed_attention(block: AttentionBlock, z: StructuredZonotope) -> tuple[
     softmax = r.softmax
 
     G = z.G.clone()
-    for part in chunks(z.m, _bytes(point)):
+    for part in chunks(z.m, _bytes(point), temporary_bytes(z.c.device.type)):
         n_dot = norm.jacobian(z.G[part].transpose(0, 1)).transpose(0, 1)
         G[part] += shared_images(point, shared_tangents(point, n_dot), softmax.sloped)
     L = z.L.clone()
     P_own = point.P.diagonal(dim1=-2, dim2=-1).T  # (S, H): each query's weight on itself
     sloped = softmax.sloped.T[:, None, :, None].to(z.c.dtype)  # (S, 1, H, 1)
-    for part in chunks(z.q, _bytes(point)):
+    for part in chunks(z.q, _bytes(point), temporary_bytes(z.c.device.type)):
         own = local_tangents(point, norm.jacobian(z.L[:, part]))
         O_dot = torch.einsum("snhj,hje->snhe", own.row_P * sloped, point.V) + P_own[:, None, :, None] * own.V
         L[:, part] += O_dot.flatten(-2) @ block.w_o

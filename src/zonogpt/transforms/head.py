@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zonogpt.domains.chunks import chunks
+from zonogpt.domains.chunks import chunks, temporary_bytes
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.structured import StructuredZonotope
 from zonogpt.model.ir import Head
@@ -30,10 +30,11 @@ def claim_lower_bounds(
     from_norm = (weighted - weighted.mean(-1, keepdim=True)).abs() @ (pool @ norm.R_hat)
     carried = torch.zeros_like(value)
     G, L = z.generator_stacks()
-    for part in chunks(G.shape[1], _bytes(G, rows)):  # a shared symbol adds up over the tokens, then |.|
+    limit = temporary_bytes(z.c.device.type)
+    for part in chunks(G.shape[1], _bytes(G, rows), limit):  # a shared symbol adds up over the tokens, then |.|
         pooled = torch.einsum("s,snd->nd", pool, norm.jacobian(G[:, part]))
         carried += (pooled @ rows.T).abs().sum(0)
-    for part in chunks(L.shape[1], _bytes(L, rows)):  # a local symbol is alone at its token
+    for part in chunks(L.shape[1], _bytes(L, rows), limit):  # a local symbol is alone at its token
         carried += torch.einsum("s,snk->k", pool, (norm.jacobian(L[:, part]) @ rows.T).abs())
     lower = value - carried - from_norm
     require_finite("head", lower)

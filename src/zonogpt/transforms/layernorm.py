@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zonogpt.domains.chunks import chunks
+from zonogpt.domains.chunks import chunks, temporary_bytes
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.structured import StructuredZonotope
 from zonogpt.model.ir import LayerNorm
@@ -68,7 +68,8 @@ def layernorm_bounds(norm: LayerNorm, z: StructuredZonotope) -> LayerNormBounds:
 
     r_cen, r_hat, z0_dot = torch.zeros_like(z0), torch.zeros_like(z0), torch.zeros_like(a0)
     for stack in z.generator_stacks():
-        for part in chunks(stack.shape[1], stack.shape[0] * d * z0.element_size()):
+        each = stack.shape[0] * d * z0.element_size()
+        for part in chunks(stack.shape[1], each, temporary_bytes(z0.device.type)):
             vbar = stack[:, part] - stack[:, part].mean(-1, keepdim=True)
             r_cen += vbar.abs().sum(1)
             z0_dot += (vbar @ z0[:, :, None]).abs().sum((1, 2))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zonogpt.domains.chunks import chunks
+from zonogpt.domains.chunks import chunks, temporary_bytes
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.structured import StructuredZonotope, abs_sum
 from zonogpt.model.ir import MlpBlock
@@ -75,7 +75,9 @@ def preactivation_radius(block: MlpBlock, norm: LayerNormBounds, z: StructuredZo
     weighted = block.norm.gamma[:, None] * block.w_1
     radius = torch.minimum(norm.R_hat @ weighted.abs(), norm.R_hat @ (weighted - weighted.mean(0)).abs())
     for stack in z.generator_stacks():
-        for part in chunks(stack.shape[1], 2 * radius.numel() * radius.element_size()):
+        for part in chunks(
+            stack.shape[1], 2 * radius.numel() * radius.element_size(), temporary_bytes(stack.device.type)
+        ):
             radius = radius + (norm.jacobian(stack[:, part]) @ block.w_1).abs().sum(1)
     return radius
 
@@ -96,6 +98,7 @@ def _carried(block: MlpBlock, norm: LayerNormBounds, slope: Tensor, z: Structure
     G, L = z.G.clone(), z.L.clone()
     chains = torch.stack([_chain(block, a) for a in slope])  # (S, d, d)
     for stack in (G.transpose(0, 1), L):
-        for part in chunks(stack.shape[1], 2 * stack.shape[0] * stack.shape[2] * stack.element_size()):
+        each = 2 * stack.shape[0] * stack.shape[2] * stack.element_size()
+        for part in chunks(stack.shape[1], each, temporary_bytes(stack.device.type)):
             stack[:, part] += norm.jacobian(stack[:, part]) @ chains
     return G, L
