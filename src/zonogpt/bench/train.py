@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from transformers.utils import logging
 
 from zonogpt.bench.grid import MNIST, ModelId
 from zonogpt.bench.training.data import read_images, read_sentences, read_tokenizer
@@ -69,7 +71,8 @@ def train_one(model: ModelId, data: Path | None, folder: Path, device: torch.dev
         work = _on_images if model.task == MNIST else _on_sentences
         net, tokenizer, answers, labels, about = work(model, data, schedule, device)
     folder.mkdir(parents=True, exist_ok=True)
-    net.save_pretrained(folder)
+    with no_progress_bars():
+        net.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     record = Training(
@@ -89,6 +92,18 @@ def train_one(model: ModelId, data: Path | None, folder: Path, device: torch.dev
     )
     record.write(folder)  # last: a folder with a record is whole
     return record
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """transformers shows one for every file it writes."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _on_images(model: ModelId, data: Path | None, schedule: Schedule, device: torch.device) -> tuple[Any, ...]:

@@ -82,19 +82,18 @@ class Worker:
 
     def rows(self, net: Model, job: Job, spec: Spec, result: Result) -> list[Row]:
         rivals = [k for k in range(spec.n_outputs) if k != spec.label]
-        return [
-            self.row(net, job, k, spec, rivals.index(instance.rival), result)
-            for k, instance in enumerate(job.instances)
-        ]
+        places = [rivals.index(instance.rival) for instance in job.instances]
+        return [self.row(net, job, k, spec, at, result) for k, at in enumerate(places)]
 
     def row(self, net: Model, job: Job, k: int, spec: Spec, at: int, result: Result) -> Row:
+        """Of the job's claim `k`, which is row `at` of the spec's."""
         instance = job.instances[k]
         status, margin = claim_status(result, at), float(result.margins[at])
         reason, lowest = result.reason, None
         if status in ("unknown", "timeout") and self.settings.attack is not None:
-            finding = falsify(
-                moved(net, net.device, torch.float64), one_claim(spec, at), HuggingFaceModel(net), seed=SEED
-            )
+            exact = moved(net, net.device, torch.float64)
+            with torch.enable_grad():  # which verify_many has switched off around its callbacks
+                finding = falsify(exact, one_claim(spec, at), HuggingFaceModel(net), seed=SEED)
             lowest = finding.lowest
             if finding.counterexample is not None:
                 status, reason = "falsified", finding.said

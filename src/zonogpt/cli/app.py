@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from zonogpt._version import __version__
-from zonogpt.cli import certify, compare, demo, inspect, radius, verify
+from zonogpt.cli import bench, certify, compare, demo, inspect, radius, verify
 from zonogpt.errors import ZonoGptError
 
 BAD_INPUT = 2
@@ -28,6 +28,7 @@ app.command()(radius.radius)
 app.command()(compare.compare)
 app.command()(inspect.inspect)
 app.command()(demo.demo)
+app.add_typer(bench.bench, name="bench")
 
 
 def _version(wanted: bool) -> None:
