@@ -47,18 +47,18 @@ const rows = data.rows.map((entry) => {
   row.sentence = input.text || "";
   row.picture = input.picture || "";
   row.tokens = input.tokens || null;
-  row.model = `${row.task} ${row.size} ${row.blocks}`;
+  row.model = `${data.names[row.task]} ${row.size} ${row.blocks}`;
   row.search = [row.model, row.instance, row.claim, row.reason, row.sentence].join(" ").toLowerCase();
   return row;
 });
 
 const SHOWN = [
   { name: "instance", title: "Instance", word: true, sort: (row) => row.instance },
+  { name: "status", title: "Status", word: true, sort: (row) => row.status },
   { name: "model", title: "Model", word: true, sort: (row) => row.model },
   { name: "method", title: "Method", word: true, sort: (row) => row.method },
   { name: "radius", title: "Radius", sort: (row) => row.radius },
   { name: "claim", title: "Claim", word: true, sort: (row) => row.claim },
-  { name: "status", title: "Status", word: true, sort: (row) => row.status },
   { name: "margin", title: "Margin", sort: (row) => (row.margin === null ? -Infinity : row.margin) },
   { name: "seconds", title: "Seconds", sort: (row) => row.seconds },
 ];
@@ -85,7 +85,7 @@ function fillFilters() {
     if (typeof values[0] === "number") values.sort((a, b) => a - b);
     select.append(new Option("all", ""));
     for (const value of values) {
-      const said = select.name === "radius" ? short(value) : data.statuses[value] || String(value);
+      const said = select.name === "radius" ? short(value) : data.names[value] || String(value);
       select.append(new Option(said, String(value)));
     }
   }
@@ -139,7 +139,7 @@ function line(row) {
   for (const column of SHOWN) {
     const cell = element("td", undefined, column.word ? "word" : "");
     if (column.name === "instance") cell.append(details(row));
-    else if (column.name === "status") cell.append(element("span", data.statuses[row.status] || row.status, `status ${row.status}`));
+    else if (column.name === "status") cell.append(element("span", data.names[row.status] || row.status, `status ${row.status}`));
     else if (column.name === "radius") cell.textContent = short(row.radius);
     else if (column.name === "margin") cell.textContent = row.margin === null ? "none" : row.margin.toPrecision(4);
     else if (column.name === "seconds") cell.textContent = row.seconds.toPrecision(3);

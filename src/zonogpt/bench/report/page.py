@@ -146,5 +146,5 @@ def explorer(summary: Summary) -> dict[str, Any]:
             name: {"picture": shown.picture, "text": shown.text, "tokens": shown.tokens}
             for name, shown in summary.inputs.items()
         },
-        "statuses": words.STATUS_NAMES,
+        "names": words.STATUS_NAMES | words.TASK_NAMES,
     }

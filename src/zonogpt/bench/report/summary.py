@@ -46,7 +46,9 @@ class Summary:
 
 
 def summarise(loaded: Loaded) -> Summary:
+    """Raises UnsoundError where a counterexample meets a proof."""
     rows = loaded.rows
+    tables.check_sound(rows)
     models = tables.by_model(rows)
     return Summary(
         rows=rows,

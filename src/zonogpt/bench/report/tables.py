@@ -13,6 +13,7 @@ from zonogpt.bench.grid import MNIST, RADII, TASKS, ModelId
 from zonogpt.bench.report import paper
 from zonogpt.bench.report.load import method_place
 from zonogpt.bench.rows import Row
+from zonogpt.errors import UnsoundError
 
 OURS = "E"
 WANTED_LOSS = {MNIST: "cross-entropy", "sst": "interval bounds"}
@@ -149,6 +150,18 @@ def groups(rows: Iterable[Row], key: Callable[[Row], K]) -> dict[K, list[Row]]:
     for row in rows:
         found.setdefault(key(row), []).append(row)
     return found
+
+
+def check_sound(rows: Sequence[Row]) -> None:
+    """The balls of an instance lie in each other: what is broken at a radius cannot be proved at a larger one."""
+    for (model, instance), here in groups(rows, lambda row: (row.model, row.instance)).items():
+        broken = min((row.radius for row in here if row.status == "falsified"), default=math.inf)
+        wrong = [row for row in here if row.status == "verified" and row.radius >= broken]
+        if wrong:
+            raise UnsoundError(
+                f"{model}, instance {instance} is certified by {wrong[0].method} at radius {wrong[0].radius:g}, yet"
+                f" broken at {broken:g}"
+            )
 
 
 def by_model(rows: Sequence[Row]) -> tuple[ModelLine, ...]:
