@@ -210,8 +210,8 @@ def runtimes(summary: Summary) -> Sheet:
         name="runtimes",
         title="Seconds per instance",
         note=(
-            "Claims about the same input set share one propagation, and its time. The paper's are about, as its text"
-            f" says them, on one {paper.DEVICE}."
+            "Claims about the same input set share one propagation, and its time. The paper's are the times that its"
+            f" text names, on one {paper.DEVICE}."
         ),
         columns=("Method", "Devices", "Run", "Smallest", "Quarter", "Median", "Three quarters", "Largest", "Paper"),
         word_columns=(0, 1),
@@ -233,7 +233,7 @@ def certified(summary: Summary) -> Sheet:
         title="Certified radius",
         note=(
             "For each instance the largest radius of the grid that is proved. The mean is geometric, over the instances"
-            " that have one; “at the top” are proved at the largest radius, so that the truth is beyond the grid."
+            " that have one; “at the top” are proved at the largest radius, so that their own may lie beyond the grid."
         ),
         columns=("Model", "Method", "Instances", "None proved", "At the top", "Mean radius"),
         word_columns=(0, 1),

@@ -130,7 +130,7 @@ class CertifiedRadius:
     method: str
     instances: int  # each once, whatever the number of radii
     none: int  # nothing proved at any radius
-    at_top: int  # proved at the largest radius of the grid: the truth is beyond
+    at_top: int  # proved at the largest radius of the grid: their own may lie beyond
     radius: float | None  # geometric mean over the instances that have one
 
 
