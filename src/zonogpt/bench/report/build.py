@@ -1,0 +1,40 @@
+"""bench report: from rows to files. The same rows give the same bytes, wherever and whenever."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from zonogpt.bench.report.figures import draw_all
+from zonogpt.bench.report.load import load_rows
+from zonogpt.bench.report.markdown import FIGURES, markdown
+from zonogpt.bench.report.page import page
+from zonogpt.bench.report.sheets import all_sheets, headlines
+from zonogpt.bench.report.summary import summarise
+from zonogpt.errors import OptionError
+from zonogpt.files import write_whole
+
+
+@dataclass(frozen=True)
+class ReportFiles:
+    html: Path
+    markdown: Path
+    figures: tuple[Path, ...]
+
+
+def build_report(rows: Path, instances: Path, out: Path) -> ReportFiles:
+    """OUT/report.html, OUT/report.md and OUT/figures from ROWS/*.jsonl. Raises OptionError where rows do not fit."""
+    summary = summarise(load_rows(rows, instances))
+    heads, sheets, drawings = headlines(summary), all_sheets(summary), draw_all(summary)
+    try:
+        (out / FIGURES).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"cannot write to {out}: {error}") from error
+    figures = []
+    for drawing in drawings:
+        for kind, content in (("svg", drawing.svg), ("png", drawing.png)):
+            figures.append(out / FIGURES / f"{drawing.name}.{kind}")
+            write_whole(figures[-1], content)
+    write_whole(out / "report.md", markdown(summary, heads, sheets, drawings))
+    write_whole(out / "report.html", page(summary, heads, sheets, drawings))
+    return ReportFiles(out / "report.html", out / "report.md", tuple(figures))

@@ -1,0 +1,80 @@
+"""All numbers of the report in one value, which every part of it reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from zonogpt.bench.report import tables
+from zonogpt.bench.report.hardest import Hard, hardest
+from zonogpt.bench.report.inputs import Input, read_inputs
+from zonogpt.bench.report.load import Loaded
+from zonogpt.bench.rows import Row
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the rows of a method come from."""
+
+    method: str
+    devices: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    commits: tuple[str, ...]
+    first: str  # day of the first and of the last row
+    last: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    rows: tuple[Row, ...]
+    methods: tuple[str, ...]
+    models: tuple[tables.ModelLine, ...]
+    totals: tuple[tables.Total, ...]
+    speed: tables.Speed | None
+    radii: tuple[tables.RadiusLine, ...]
+    runtimes: tuple[tables.Runtime, ...]
+    certified: tuple[tables.CertifiedRadius, ...]
+    shares: tuple[tables.BlockShares, ...]
+    hardest: tuple[Hard, ...]
+    origins: tuple[Origin, ...]
+    inputs: dict[str, Input]
+    settings: dict[str, Any]
+
+    @property
+    def ours(self) -> tables.Total | None:
+        return next((total for total in self.totals if total.method == tables.OURS), None)
+
+
+def summarise(loaded: Loaded) -> Summary:
+    """Raises UnsoundError where a counterexample meets a proof."""
+    rows = loaded.rows
+    tables.check_sound(rows)
+    models = tables.by_model(rows)
+    return Summary(
+        rows=rows,
+        methods=loaded.methods,
+        models=models,
+        totals=tables.totals(rows, models),
+        speed=tables.speed(rows, models),
+        radii=tables.by_radius(rows),
+        runtimes=tables.runtimes(rows),
+        certified=tables.certified_radii(rows),
+        shares=tables.block_shares(rows),
+        hardest=hardest(rows),
+        origins=tuple(origin(rows, method) for method in loaded.methods),
+        inputs=read_inputs(loaded),
+        settings=loaded.settings,
+    )
+
+
+def origin(rows: tuple[Row, ...], method: str) -> Origin:
+    mine = [row for row in rows if row.method == method]
+    days = sorted(row.finished[:10] for row in mine)
+    return Origin(
+        method=method,
+        devices=tuple(sorted({row.device for row in mine})),
+        dtypes=tuple(sorted({row.dtype for row in mine})),
+        commits=tuple(sorted({row.commit for row in mine})),
+        first=days[0],
+        last=days[-1],
+    )
