@@ -321,13 +321,16 @@ def test_a_model_that_another_run_has_is_left_out(chain, tmp_path):
 
 
 def test_attack_settles_what_is_not_proved(chain, tmp_path):
-    """At a radius of 0.5 the label of every sentence can be changed; without a search nobody would know."""
+    """At a radius of 0.5 three tokens suffice to change any sentence's label; without a search nobody would know."""
     make(MODELS[1:], chain / "data", chain / "models", tmp_path / "wide", (0.5,), sentences=2)
     plain = run(tmp_path / "wide", chain / "models", ("E",), tmp_path / "plain")
     assert {row.status for row in plain.rows} == {"unknown"}
+    assert {row.attack_margin for row in plain.rows} == {None}
     searched = run(tmp_path / "wide", chain / "models", ("E",), tmp_path / "searched", attack=True)
-    assert {row.status for row in searched.rows} == {"falsified"}
-    assert all(row.attack_margin < 0 for row in searched.rows)
+    for row in searched.rows:
+        assert row.attack_margin >= row.margin
+        assert (row.status == "falsified") == (row.attack_margin <= 0)
+    assert all(row.status == "falsified" for row in searched.rows if len(row.positions) == 3)
 
 
 # The status of one claim of several

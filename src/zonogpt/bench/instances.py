@@ -4,7 +4,7 @@ A directory of plain files that another tool can read:
 
     instances.jsonl          one line per instance, the fields of `Instance`
     inputs/mnist-2890.png    8-bit grey; the model reads pixel / 255
-    inputs/sst-17.json       the sentence and its token ids, without special tokens
+    inputs/sst-17.json       the sentence, its token ids without special tokens, and what each of them spells
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -133,16 +132,24 @@ def input_hash(raw: Tensor) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def write_instances(folder: Path, instances: Sequence[Instance], inputs: dict[str, tuple[Tensor, Any]]) -> None:
-    """`inputs`: by file name, the raw input and its text. The list is written last: with it, all is there."""
+@dataclass(frozen=True)
+class Input:
+    raw: Tensor  # bytes (28, 28), or token ids
+    text: str
+    tokens: tuple[str, ...]
+
+
+def write_instances(folder: Path, instances: Sequence[Instance], inputs: dict[str, Input]) -> None:
+    """`inputs` by file name. The list is written last: with it, all is there."""
     (folder / INPUTS).mkdir(parents=True, exist_ok=True)
-    for name, (raw, text) in inputs.items():
-        if raw.dtype == torch.uint8:
+    for name, content in inputs.items():
+        if content.raw.dtype == torch.uint8:
             from PIL import Image  # only pictures need it
 
             stream = io.BytesIO()
-            Image.fromarray(raw.numpy(), "L").save(stream, "png")
+            Image.fromarray(content.raw.numpy(), "L").save(stream, "png")
             write_whole(folder / name, stream.getvalue())
         else:
-            write_whole(folder / name, json.dumps({"text": text, "ids": raw.tolist()}) + "\n")
+            said = {"text": content.text, "ids": content.raw.tolist(), "tokens": content.tokens}
+            write_whole(folder / name, json.dumps(said) + "\n")
     write_whole(folder / FILE, "".join(instance.to_json() + "\n" for instance in instances))

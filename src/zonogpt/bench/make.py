@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from zonogpt.bench.grid import IMAGES, MNIST, MOVED, N_CLASSES, RADII, SEED, SENTENCES, ModelId, check_radii
-from zonogpt.bench.instances import INPUTS, Benchmark, Instance, input_hash, write_instances
+from zonogpt.bench.instances import INPUTS, Benchmark, Input, Instance, input_hash, write_instances
 from zonogpt.bench.training.data import read_images, read_sentences, read_tokenizer
 from zonogpt.bench.training.record import Training
 from zonogpt.datasets.texts import Positions
@@ -35,6 +35,7 @@ class Candidate:
     raw: Tensor  # bytes (28, 28), or token ids
     label: int
     text: str
+    tokens: tuple[str, ...] = ()  # the text in pieces, one for each id; for people
 
     def for_model(self) -> Tensor | list[int]:
         return self.raw.float() / 255 if self.raw.dtype == torch.uint8 else self.raw.tolist()
@@ -52,7 +53,7 @@ def make(
 ) -> Benchmark:
     """Writes the instances of these models, which are in `trained`/NAME, to `out`."""
     instances: list[Instance] = []
-    inputs: dict[str, tuple[Tensor, str]] = {}
+    inputs: dict[str, Input] = {}
     for model in models:
         folder = trained / str(model)
         record = Training.read(folder)
@@ -62,7 +63,7 @@ def make(
         mine: list[Instance] = []
         for candidate in chosen(net, candidates(model, data), count, balanced=model.task != MNIST):
             file = f"{INPUTS}/{model.task}-{candidate.index}.{'png' if model.task == MNIST else 'json'}"
-            inputs[file] = candidate.raw, candidate.text
+            inputs[file] = Input(candidate.raw, candidate.text, candidate.tokens)
             mine += _instances(record, net, candidate, file, check_radii(radii))
         instances += sorted(mine, key=lambda instance: instance.radius)  # stable: inputs stay in the order drawn
         if on_model is not None:
@@ -78,10 +79,12 @@ def candidates(model: ModelId, data: Path | None) -> Iterator[Candidate]:
         for i in _permutation(len(images.labels)):
             yield Candidate(i, images.pixels[i], int(images.labels[i]), "")
         return
-    found = read_sentences(data, "validation", read_tokenizer(data))
+    tokenizer = read_tokenizer(data)
+    found = read_sentences(data, "validation", tokenizer)
     for i in _permutation(len(found.labels)):
         if len(found.ids[i]) >= max(MOVED):
-            yield Candidate(i, torch.tensor(found.ids[i]), found.labels[i], found.texts[i])
+            tokens = tuple(tokenizer.decode([token]) for token in found.ids[i])
+            yield Candidate(i, torch.tensor(found.ids[i]), found.labels[i], found.texts[i], tokens)
 
 
 def _permutation(n: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zonogpt.bench.grid import SIZES, TASKS, ModelId
@@ -29,7 +29,8 @@ class Drawing:
 
 
 def draw_all(summary: Summary) -> tuple[Drawing, ...]:
-    """Those that the rows say something about."""
+    """Those that the rows say something about. The literal variants are left to the tables: too many lines."""
+    summary = without_literal(summary)
     found = [
         _draw("solved", "Proved at each radius",
               "Circles: ours, as a part of the instances that were run. Crosses: the paper's, where its text states a"
@@ -51,6 +52,20 @@ def draw_all(summary: Summary) -> tuple[Drawing, ...]:
                   " attention and MLP follow in turn; the last is the head.", lambda: ledger(summary))
         )  # fmt: skip
     return tuple(found)
+
+
+def without_literal(summary: Summary) -> Summary:
+    def drawn(method: str) -> bool:
+        return not method.endswith("-literal")
+
+    return replace(
+        summary,
+        rows=tuple(row for row in summary.rows if drawn(row.method)),
+        methods=tuple(filter(drawn, summary.methods)),
+        radii=tuple(line for line in summary.radii if drawn(line.method)),
+        runtimes=tuple(line for line in summary.runtimes if drawn(line.method)),
+        certified=tuple(line for line in summary.certified if drawn(line.method)),
+    )
 
 
 def _draw(name: str, title: str, note: str, paint: Callable[[], Any]) -> Drawing:
@@ -198,4 +213,5 @@ def _radius_ticks(ax: Any, radii: Sequence[float]) -> None:
 
 def _legend(figure: Any, ax: Any) -> None:
     handles = ax.get_legend_handles_labels()
-    figure.legend(*handles, frameon=False, fontsize=10, loc="outside lower center", ncols=3, handlelength=2.6)
+    figure.legend(*handles, frameon=False, fontsize=10, loc="outside lower center", ncols=3, handlelength=2.0,
+                  columnspacing=1.2)  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -39,8 +39,12 @@ SCHEDULES = {
 }
 
 
+DEEPEST = ModelId(MNIST, "medium", 24)  # three epochs leave it at 98.48 %, below its floor
+
+
 def schedule_of(model: ModelId) -> Schedule:
-    return SCHEDULES[model.task, model.size]
+    schedule = SCHEDULES[model.task, model.size]
+    return replace(schedule, epochs=5) if model == DEEPEST else schedule
 
 
 @contextmanager
