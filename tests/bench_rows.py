@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from zonogpt.bench.grid import RADII, ModelId
-from zonogpt.bench.instances import Instance, input_hash, write_instances
+from zonogpt.bench.instances import Input, Instance, input_hash, write_instances
 from zonogpt.bench.rows import Row
 
 MODEL = ModelId("mnist", "small", 2)
@@ -67,6 +67,9 @@ def instance_of(one: Row) -> Instance:
 def write_benchmark(folder: Path, rows: Sequence[Row]) -> Path:
     """The instances that these rows are about, with their inputs."""
     instances = list({(str(one.model), one.instance, one.radius): instance_of(one) for one in rows}.values())
-    raw = {name: (IMAGE, "") if name.endswith("png") else (IDS, NASTY) for name in {one.input for one in rows}}
+    raw = {
+        name: Input(IMAGE, "", ()) if name.endswith("png") else Input(IDS, NASTY, ())
+        for name in {one.input for one in rows}
+    }
     write_instances(folder, instances, raw)
     return folder

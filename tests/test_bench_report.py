@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -443,3 +444,9 @@ def test_figures_are_shown(page):
     assert len(sizes) == 5
     assert min(sizes) > 300
     assert len(RADII) == page.locator("[name=radius] option").count() - 1
+
+
+def test_the_committed_report_is_what_the_committed_rows_give(tmp_path):
+    benchmarks = Path(__file__).parent.parent / "benchmarks"
+    built = build_report(benchmarks / "rows", benchmarks / "instances", tmp_path)
+    assert built.markdown.read_text() == (benchmarks / "report" / "report.md").read_text()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 CHUNK_BYTES = 1 << 26  # 64 MiB per temporary: far below the pool, far above the cost of a Python loop
-GPU_CHUNK_BYTES = 1 << 30  # a GPU wants few, large calls: the fused attention is ten times faster so
+GPU_CHUNK_BYTES = 1 << 30  # a GPU wants few, large calls
 
 
 def temporary_bytes(device_type: str) -> int:
