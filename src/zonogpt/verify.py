@@ -21,6 +21,7 @@ from zonogpt.model.replay import HuggingFaceModel
 from zonogpt.options import check_limits, check_method, check_seed, resolve_device, resolve_dtype
 from zonogpt.result import Result, Status
 from zonogpt.search.falsify import Finding, falsify, replay
+from zonogpt.spec.claims import Claim
 from zonogpt.spec.spec import Spec
 from zonogpt.tensors import moved
 
@@ -139,6 +140,7 @@ def verify_many(
         run = _Run(
             method, METHODS[method], budget_bytes, on_block,
             exact=model.converted(model.device, torch.float64),
+            rounded=model.converted(model.device, torch.float32),
             work=model.converted(run_device, run_dtype),
             original=HuggingFaceModel(model),
             seed=seed if attack else None,
@@ -161,6 +163,7 @@ class _Run:
     budget_bytes: int | None
     on_block: OnBlock | None
     exact: Model  # in float64, where the user keeps it
+    rounded: Model  # in float32, to see what rounding does
     work: Model  # where and as the bounds are computed
     original: HuggingFaceModel  # which judges counterexamples
     seed: int | None  # of the attack; None: none
@@ -170,7 +173,8 @@ class _Run:
         deadline = math.inf if timeout is None else started + timeout
         reset_peak(self.work.device)
         at_home = [moved(spec, self.exact.device, torch.float64) for spec in specs]
-        findings = [self.find(spec, deadline) for spec in at_home]
+        outputs, rounded = self.unperturbed(at_home)
+        findings = [self.find(spec, output, deadline) for spec, output in zip(at_home, outputs, strict=True)]
         todo = [i for i in range(len(specs)) if findings[i].counterexample is None]
         outcomes = dict(zip(todo, self.bounds([specs[i] for i in todo], deadline), strict=True)) if todo else {}
         results = []
@@ -187,16 +191,23 @@ class _Run:
                 dtype=str(self.work.dtype).removeprefix("torch."),
                 device=str(self.work.device),
             )
-            found = findings[i]
-            results.append(
-                falsified(result, found) if i not in outcomes else self.judged(result, at_home[i], outcomes[i], found)
-            )
+            if i not in outcomes:
+                results.append(falsified(result, findings[i]))
+                continue
+            allowance = rounding_allowance(at_home[i].claim, outputs[i], rounded[i], self.work.dtype)
+            results.append(self.judged(result, allowance, outcomes[i], findings[i]))
         share = (time.perf_counter() - started) / len(specs)
         return [dataclasses.replace(result, seconds=share) for result in results]
 
-    def find(self, spec: Spec, deadline: float) -> Finding:
-        """The unperturbed input, if it breaks the claim; with an attack, whatever that finds."""
-        if breaks_claim(self.exact, spec, spec.input.anchor):
+    def unperturbed(self, specs: Sequence[Spec]) -> tuple[Tensor, Tensor]:
+        """The outputs at the anchors of specs of one shape, (B, outputs): in float64, and as float32 has them."""
+        x = torch.stack([spec.input.embed(spec.input.anchor) for spec in specs])
+        return self.exact.forward(x), self.rounded.forward(x.float()).double()
+
+    def find(self, spec: Spec, output: Tensor, deadline: float) -> Finding:
+        """The unperturbed input, whose output is given, if it breaks the claim; with an attack, whatever that finds."""
+        holds = bool((spec.claim.margins(output) > 0).all())
+        if not holds and bool(output.isfinite().all()):
             return replay(self.exact, spec, self.original, spec.input.anchor)
         if self.seed is None:
             return Finding(None, math.inf)
@@ -208,12 +219,11 @@ class _Run:
                 net, moved(spec, net.device, torch.float64), self.original, seed=self.seed, deadline=deadline
             )
 
-    def judged(self, result: Result, spec: Spec, outcome: Bounds | tuple[Status, str], found: Finding) -> Result:
-        """The result with the outcome's bounds, less an allowance for rounding."""
+    def judged(self, result: Result, allowance: Tensor, outcome: Bounds | tuple[Status, str], found: Finding) -> Result:
+        """The result with the outcome's bounds, less the allowance for rounding."""
         if not isinstance(outcome, Bounds):
             status, reason = outcome
             return dataclasses.replace(result, status=status, reason=_joined(reason, found.said))
-        allowance = rounding_allowance(self.exact, spec, self.work.dtype)
         margins = outcome.margins.to("cpu", torch.float64) - allowance
         status, reason = judge(margins)
         if status == "verified" and found.lowest <= 0:  # an input, replayed or not, against which no bound counts
@@ -305,26 +315,18 @@ def judge(margins: Tensor) -> tuple[Status, str]:
     )
 
 
-def breaks_claim(exact: Model, spec: Spec, raw: Tensor) -> bool:
-    """Whether the model itself, given in float64, has a margin that is not positive on this raw input."""
-    output = exact.forward(spec.input.embed(raw))
-    return not bool((spec.claim.margins(output) > 0).all()) and bool(output.isfinite().all())
-
-
-def rounding_allowance(exact: Model, spec: Spec, dtype: torch.dtype) -> Tensor:
-    """(K,): what is taken off every margin for rounding: an estimate, not a bound. `exact` is the model in float64.
+def rounding_allowance(claim: Claim, output: Tensor, rounded: Tensor, dtype: torch.dtype) -> Tensor:
+    """(K,): what is taken off every margin for rounding: an estimate, not a bound.
 
     Eight times what float32 does to the margins at the unperturbed input, in units of `dtype`, plus 64 of its units.
+    `output` is the model's there in float64, `rounded` what float32 makes of it.
     """
-    x = spec.input.embed(spec.input.anchor)
-    output = exact.forward(x)
-    rounded = exact.converted(exact.device, torch.float32).forward(x.float()).double()
     unit = torch.finfo(dtype).eps
     seen = (output - rounded).abs().max() * (unit / torch.finfo(torch.float32).eps)
     relative = 8 * seen / output.abs().max().clamp(min=torch.finfo(dtype).tiny) + 64 * unit
     # At least what the largest output rounds to: a row may look at small ones. NaN: nothing is certified.
     floor = 8 * seen + 64 * unit * output.abs().max()
-    return torch.maximum(relative * spec.claim.magnitude(output), floor).nan_to_num(nan=math.inf, posinf=math.inf).cpu()
+    return torch.maximum(relative * claim.magnitude(output), floor).nan_to_num(nan=math.inf, posinf=math.inf).cpu()
 
 
 def check_match(model: Model, spec: Spec) -> None:

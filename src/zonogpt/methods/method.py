@@ -49,7 +49,7 @@ class Method(Protocol):
         """The memory that one input of these sizes will need, counted before it runs."""
 
     def batches(self, model: Model, specs: Sequence[Spec], budget_bytes: int | None) -> list[list[int]]:
-        """Indices of specs that are best bounded together."""
+        """Indices of specs that are best bounded together: of one shape, as embedded."""
 
     def bound_many(
         self, model: Model, specs: Sequence[Spec], budget_bytes: int | None, on_block: OnBlock | None
