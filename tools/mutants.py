@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mutations_baselines import OTHERS
+from mutations_bench import BENCH
 from mutations_e import METHOD_E
 
 ROOT = Path(__file__).parent.parent
@@ -398,8 +399,8 @@ MUTATIONS = [
     Mutation(
         "MLP: preactivation ignores local symbols",
         MLP,
-        "    for stack in z.generator_stacks():\n        for part in chunks(stack.shape[1], 2 * radius",
-        "    for stack in z.generator_stacks()[:1]:\n        for part in chunks(stack.shape[1], 2 * radius",
+        "    for stack in z.generator_stacks():\n        each = 2 * radius",
+        "    for stack in z.generator_stacks()[:1]:\n        each = 2 * radius",
         ("test_mlp.py",),
     ),
     Mutation("fused MLP: curvature halved", MLP, "bend = 0.5 * curvature", "bend = 0.25 * curvature", ("test_mlp.py",)),
@@ -491,6 +492,7 @@ MUTATIONS = [
 ]
 MUTATIONS += [Mutation(f"E: {what}", file, old, new, tests) for what, file, old, new, tests in METHOD_E]
 MUTATIONS += [Mutation(f"other: {what}", file, old, new, tests) for what, file, old, new, tests in OTHERS]
+MUTATIONS += [Mutation(f"bench: {what}", file, old, new, tests) for what, file, old, new, tests in BENCH]
 
 
 def run(mutation: Mutation) -> tuple[Mutation, bool, float]:
