@@ -75,9 +75,8 @@ def preactivation_radius(block: MlpBlock, norm: LayerNormBounds, z: StructuredZo
     weighted = block.norm.gamma[:, None] * block.w_1
     radius = torch.minimum(norm.R_hat @ weighted.abs(), norm.R_hat @ (weighted - weighted.mean(0)).abs())
     for stack in z.generator_stacks():
-        for part in chunks(
-            stack.shape[1], 2 * radius.numel() * radius.element_size(), temporary_bytes(stack.device.type)
-        ):
+        each = 2 * radius.numel() * radius.element_size()
+        for part in chunks(stack.shape[1], each, temporary_bytes(stack.device.type)):
             radius = radius + (norm.jacobian(stack[:, part]) @ block.w_1).abs().sum(1)
     return radius
 
