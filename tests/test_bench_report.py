@@ -21,6 +21,7 @@ from zonogpt.bench.report.markdown import table
 from zonogpt.bench.report.page import in_script
 from zonogpt.bench.report.sheets import all_sheets, headlines
 from zonogpt.bench.report.summary import summarise
+from zonogpt.bench.rows import Settings
 from zonogpt.errors import OptionError, SpecError, UnsoundError
 
 DEEP = ModelId("mnist", "small", 4)
@@ -131,7 +132,8 @@ def test_certified_radius_is_the_largest_proved():
 def test_shares_of_blocks_are_means_of_shares():
     rows = [
         row(instance="a", radius=1e-4, ledger={"0": 3.0, "1": 1.0}),
-        row(instance="b", radius=1e-4, ledger={"0": 1.0, "1": 0.0, "2": 1.0}),
+        row(instance="b", radius=1e-4, input="inputs/mnist-2.png", ledger={"0": 1.0, "1": 0.0, "2": 1.0}),
+        row(instance="d", radius=1e-4, ledger={"0": 3.0, "1": 1.0}),  # a resumed run kept the ledger of "a" again
         row(instance="c", radius=1e-4),
         row(instance="a", radius=1e-5, ledger={"0": 9.0}),
     ]
@@ -205,10 +207,41 @@ def test_a_row_twice_is_refused(tmp_path):
     refused(tmp_path / "rows", {"one.jsonl": [row()], "two.jsonl": [row(seconds=1.0)]}, instances, "two rows", "1-0")
 
 
-@pytest.mark.parametrize("change", [{"input_hash": "0"}, {"model_hash": "0"}, {"claim": "7 > 1"}])
+@pytest.mark.parametrize(
+    "change",
+    [{"input_hash": "0"}, {"model_hash": "0"}, {"claim": "7 > 1"}, {"positions": [2]}, {"training": "magic"}],
+)
 def test_rows_of_other_instances_are_refused(tmp_path, change):
     instances = write_benchmark(tmp_path / "i", [row()])
     refused(tmp_path / "rows", {"one.jsonl": [row(**change)]}, instances, next(iter(change)))
+
+
+def test_rows_that_are_about_no_instance_are_refused(tmp_path):
+    instances = write_benchmark(tmp_path / "i", [row()])
+    strange = {"one.jsonl": [row(radius=1.0000001e-5)]}
+    refused(tmp_path / "rows", strange, instances, "none of the instances")
+
+
+@pytest.mark.parametrize("change", [{"margin": -3.0}, {"margin": 0.0}, {"status": "proved"}])
+def test_verdicts_that_no_run_writes_are_refused(tmp_path, change):
+    instances = write_benchmark(tmp_path / "i", [row()])
+    refused(tmp_path / "rows", {"one.jsonl": [row(**change)]}, instances, "which no run writes")
+
+
+def test_rows_of_other_settings_are_refused(tmp_path):
+    instances = write_benchmark(tmp_path / "i", [row(), row(instance="1-1")])
+    both = {"one.jsonl": [row()], "two.jsonl": [row(instance="1-1", settings="other")]}
+    refused(tmp_path / "rows", both, instances, "different settings")
+    said = Settings("float64", 60.0, None, None, "0.1.0")
+    folder = write_rows(tmp_path / "one", [row(settings=said.digest)])
+    (folder / "settings.json").write_text(json.dumps(dataclasses.asdict(said)))
+    assert load_rows(folder, instances).settings["timeout"] == 60.0
+    (folder / "settings.json").write_text(json.dumps(dataclasses.asdict(dataclasses.replace(said, timeout=5.0))))
+    with pytest.raises(OptionError, match="not of the settings"):
+        load_rows(folder, instances)
+    (folder / "settings.json").write_text('{"dtype": "float64"}')
+    with pytest.raises(OptionError, match="not of a benchmark"):
+        load_rows(folder, instances)
 
 
 def test_damaged_and_unfinished_lines_are_refused(tmp_path):

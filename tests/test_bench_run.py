@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -127,6 +128,38 @@ def test_a_changed_input_is_refused(chain, tmp_path):
         Benchmark.read(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"radius": 1}, {"rival": 99}, {"rival": "1"}, {"label": True}, {"task": "cifar"}, {"blocks": 0}, {"size": "huge"}],
+)
+def test_instances_that_make_no_sense_are_refused(chain, tmp_path, change):
+    benchmark = copied(chain, tmp_path)
+    changed = [dataclasses.replace(benchmark.instances[0], **change), *benchmark.instances[1:]]
+    (tmp_path / "instances.jsonl").write_text("".join(instance.to_json() + "\n" for instance in changed))
+    with pytest.raises(SpecError, match="no list of instances"):
+        Benchmark.read(tmp_path)
+
+
+def test_an_instance_twice_is_refused(chain, tmp_path):
+    benchmark = copied(chain, tmp_path)
+    twice = [*benchmark.instances, benchmark.instances[0]]
+    (tmp_path / "instances.jsonl").write_text("".join(instance.to_json() + "\n" for instance in twice))
+    with pytest.raises(SpecError, match="twice"):
+        Benchmark.read(tmp_path)
+
+
+def test_making_one_model_keeps_the_others(chain, tmp_path):
+    for model in reversed(MODELS):
+        make([model], chain / "data", chain / "models", tmp_path, RADII, images=1, sentences=6)
+    assert (tmp_path / "instances.jsonl").read_bytes() == (chain / "instances" / "instances.jsonl").read_bytes()
+
+
+def test_a_folder_under_another_name_is_refused(chain, tmp_path):
+    shutil.copytree(chain / "models" / "mnist-tiny-1", tmp_path / "mnist-tiny-2")
+    with pytest.raises(ModelError, match="holds mnist-tiny-1"):
+        make([ModelId("mnist", "tiny", 2)], chain / "data", tmp_path, tmp_path / "instances", RADII, images=1)
+
+
 def copied(chain: Path, to: Path) -> Benchmark:
     for file in (chain / "instances").rglob("*.*"):
         target = to / file.relative_to(chain / "instances")
@@ -221,7 +254,7 @@ def test_first_inputs_are_the_same_at_every_radius(chain):
 
 def test_other_settings_are_not_mixed(chain, tmp_path):
     run_chain(chain, tmp_path, ("ibp",), inputs=1, timeout=60)
-    with pytest.raises(OptionError, match=r"timeout was 60, is 30"):
+    with pytest.raises(OptionError, match=r"timeout was 60.0, is 30.0"):
         run_chain(chain, tmp_path, ("ibp",), inputs=1, timeout=30)
 
 
@@ -234,6 +267,53 @@ def test_other_weights_are_refused(chain, tmp_path):
         run(tmp_path, chain / "models", ("ibp",), tmp_path / "rows")
 
 
+@pytest.mark.parametrize("change", [{"layer_norm_epsilon": 1.0}, {"n_head": 4}])
+def test_another_configuration_is_refused(chain, tmp_path, change):
+    """The same weights with another epsilon or other heads are another network, of which the hash knows nothing."""
+    shutil.copytree(chain / "models", tmp_path / "models")
+    file = tmp_path / "models" / "sst-tiny-1" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(ModelError, match="is no sst-tiny-1"):
+        run(chain / "instances", tmp_path / "models", ("ibp",), tmp_path / "rows")
+
+
+def test_weights_that_change_while_they_are_read_are_refused(chain, tmp_path, monkeypatch):
+    shutil.copytree(chain / "models", tmp_path / "models")
+
+    def load_and_train(folder):
+        net = zonogpt.load(folder)
+        file = folder / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-1] + b"x")
+        return net
+
+    monkeypatch.setattr("zonogpt.bench.work.load", load_and_train)
+    with pytest.raises(ModelError, match="other weights"):
+        run(chain / "instances", tmp_path / "models", ("ibp",), tmp_path / "rows")
+
+
+def test_sixty_seconds_are_sixty_seconds(chain, tmp_path):
+    run_chain(chain, tmp_path, ("ibp",), inputs=1, timeout=60)
+    assert run_chain(chain, tmp_path, ("ibp",), timeout=60.0).rows
+    assert len({row.settings for row in rows_in(tmp_path)}) == 1
+
+
+def test_a_full_disk_is_said_and_loses_nothing(chain, tmp_path, monkeypatch):
+    real, left = os.write, [20]
+
+    def write(descriptor: int, data: bytes) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(28, "No space left on device")
+        return real(descriptor, data)
+
+    monkeypatch.setattr("zonogpt.rows.store.os.write", write)
+    with pytest.raises(OptionError, match="No space left"):
+        run_chain(chain, tmp_path, ("ibp",))
+    monkeypatch.undo()
+    assert len(rows_in(tmp_path)) == 20
+    assert len(run_chain(chain, tmp_path, ("ibp",)).rows) == len(rows_in(tmp_path)) == 42
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -244,6 +324,7 @@ def test_other_weights_are_refused(chain, tmp_path):
         ({"inputs": 0}, "at least 1"),
         ({"models": (ModelId("mnist", "small", 2),)}, "no instances of mnist-small-2"),
         ({"timeout": -1}, "timeout"),
+        ({"engine": "ray", "workers": 0}, "at least 1"),
     ],
 )
 def test_bad_options_are_refused_before_any_work(chain, tmp_path, options, said):

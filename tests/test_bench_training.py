@@ -1,7 +1,9 @@
 """Training for the benchmark: data, interval loss, reproducible checkpoints."""
 
 import io
+import itertools
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,17 +14,18 @@ from transformers import GPT2ForSequenceClassification
 
 import zonogpt
 from bench_data import sentences, write_data, write_sst
+from builders import attention_block, generator, layer_norm, text_classifier
 from builders import config as text_config
-from builders import text_classifier
 from zonogpt.bench.grid import PAPER_MODELS, ModelId, config, parse_models
 from zonogpt.bench.train import train
 from zonogpt.bench.training import data as data_module
 from zonogpt.bench.training.data import read_images, read_sentences, read_tokenizer
-from zonogpt.bench.training.intervals import Ball, worst_margins
+from zonogpt.bench.training.intervals import Ball, _attention, _layernorm, _softmax, worst_margins
 from zonogpt.bench.training.record import RECORD, Training, class_accuracies, counted_parameters
 from zonogpt.bench.training.schedule import schedule_of
 from zonogpt.bench.training.sst import Batch, Radius, by_length, pad, start, train_on_sentences
 from zonogpt.errors import ModelError, OptionError, SpecError
+from zonogpt.model.ir import LayerNorm
 from zonogpt.tensors import moved
 
 IMAGES, TEXTS = ModelId("mnist", "tiny", 1), ModelId("sst", "tiny", 1)
@@ -175,6 +178,68 @@ def test_interval_margins_hold_at_vertices(radius):
         assert bool((margins <= exact + 1e-12).all())
 
 
+def test_balls_of_products_and_maps_are_as_small_as_they_can_be():
+    one = torch.ones(1, 1, dtype=torch.float64)
+    assert float(Ball(0 * one, one).matmul(Ball(0 * one, one)).radius) == 1
+    assert float(Ball(2 * one, one).matmul(Ball(3 * one, 0.5 * one)).radius) == 1 * (3 + 0.5) + 2 * 0.5
+    weight = torch.tensor([[1.0], [-2.0]], dtype=torch.float64)
+    out = Ball(torch.tensor([[1.0, 1.0]]).double(), torch.tensor([[1.0, 0.5]]).double()).dense(weight, one[0])
+    assert (float(out.centre), float(out.radius)) == (0.0, 2.0)
+    assert float(Ball(one, 0.25 * one).plus(Ball(one, 0.5 * one)).radius) == 0.75
+
+
+@pytest.mark.parametrize("radius", [1e-6, 1e-2, 0.3, 3.0])
+def test_layernorm_of_a_ball_holds_at_all_vertices(radius):
+    """Small enough to look at every corner: d = 6."""
+    norm = layer_norm(generator(0), 6)
+    corners = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=6)), dtype=torch.float64)
+    for seed in range(50):
+        centre = torch.randn(6, generator=generator(seed), dtype=torch.float64)
+        out = _layernorm(norm, Ball(centre, torch.full_like(centre, radius)))
+        torch.testing.assert_close(out.centre, norm(centre))
+        assert bool(((norm(centre + radius * corners) - out.centre).abs() <= out.radius * (1 + 1e-12)).all())
+
+
+def test_layernorm_of_a_ball_where_the_variance_rises_more_than_it_can_fall():
+    """Almost constant tokens: the variance cannot fall below 0, but rise a lot."""
+    d, tau = 768, 1e-5
+    norm = LayerNorm(torch.ones(d, dtype=torch.float64), torch.zeros(d, dtype=torch.float64), tau)
+    sign = torch.ones(d, dtype=torch.float64)
+    sign[::2] = -1
+    spike = torch.zeros(d, dtype=torch.float64)
+    spike[1] = math.sqrt(0.1 * tau * d)
+    for centre in (math.sqrt(0.1 * tau) * sign, spike):
+        radius = torch.full_like(centre, math.sqrt(3 * tau))
+        out = _layernorm(norm, Ball(centre, radius))
+        for corner in (sign, -sign, torch.where(torch.arange(d) == 1, 0.0, sign), torch.where(centre > 0, -1.0, sign)):
+            assert bool(((norm(centre + radius * corner) - out.centre).abs() <= out.radius * (1 + 1e-9)).all())
+
+
+def test_softmax_moves_where_only_another_score_moves():
+    visible = torch.zeros(1, 2, dtype=torch.bool)
+    out = _softmax(Ball(torch.zeros(1, 2).double(), torch.tensor([[0.5, 0.0]]).double()), visible)
+    for move in (-0.5, 0.5):
+        exact = torch.tensor([[move, 0.0]]).double().softmax(-1)
+        assert bool(((exact - out.centre).abs() <= out.radius).all())
+    assert float(out.radius[0, 1]) < 0.5
+
+
+def test_softmax_of_scores_that_move_by_hundreds():
+    """A key of weight e^-80 may take it all: an exponent must not be cut before it meets a tiny weight."""
+    eye, zeros = torch.eye(3).double(), torch.zeros(3).double()
+    block = replace(
+        attention_block(0, d=3, n_heads=1), norm=LayerNorm(zeros + 9, zeros, 1e-5), w_o=eye, b_o=zeros,
+        w_qkv=torch.cat([eye.roll(1, 0), eye, eye], dim=1), b_qkv=torch.zeros(9).double(),
+    )  # fmt: skip
+    reader = torch.tensor([1.0, 0.0, -1.0]).double()
+    wanted = reader @ block.w_qkv[:, :3]  # the key that the second token looks for
+    before, after = torch.stack([-wanted, reader]), torch.stack([wanted, reader])
+    out = _attention(block, Ball(before, (after - before).abs()))
+    moved = (block(after) - after) - (block(before) - before)
+    assert float(moved[1].abs().max()) > 1  # from its own value to the first token's
+    assert bool((moved.abs() <= out.radius + 1e-9).all())
+
+
 def test_interval_margins_at_radius_zero_are_exact():
     model, ball, last, labels = batch_of_balls(0.0)
     _, margins = worst_margins(model, ball, last, labels)
@@ -292,9 +357,13 @@ def test_a_record_is_of_its_own_weights(tmp_path):
     (place / "model.safetensors").write_bytes(weights)
     with pytest.raises(ModelError, match="train it again"):
         Training.read(place)
+    with pytest.raises(ModelError, match="train it again"):  # nothing is trained over what somebody has changed
+        train([IMAGES], folder, tmp_path / "models")
     (place / RECORD).write_text(json.dumps({"task": "mnist"}))
     with pytest.raises(ModelError, match="not the record"):
         Training.read(place)
+    (place / RECORD).unlink()  # half done: begun anew
+    assert train([IMAGES], folder, tmp_path / "models")[0].weights_sha256 == record.weights_sha256
 
 
 def test_accuracy_floors(tmp_path):

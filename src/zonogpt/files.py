@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 
 from zonogpt.errors import OptionError
@@ -16,9 +17,8 @@ def write_whole(file: Path, content: str | bytes) -> None:
         if target.exists() and not target.is_file():
             target.write_bytes(data)
             return
-        draft = target.parent / f".zonogpt-{os.getpid()}"
+        draft = _draft(target, data)
         try:
-            draft.write_bytes(data)
             os.replace(draft, target)
         finally:
             draft.unlink(missing_ok=True)
@@ -28,9 +28,8 @@ def write_whole(file: Path, content: str | bytes) -> None:
 
 def create_whole(file: Path, content: str) -> bool:
     """Writes the file in one step unless it is there, however many processes try; whether this one did."""
-    draft = file.parent / f".zonogpt-{os.getpid()}"
     try:
-        draft.write_text(content)
+        draft = _draft(file, content.encode())
         try:
             os.link(draft, file)
         finally:
@@ -40,3 +39,24 @@ def create_whole(file: Path, content: str) -> bool:
     except OSError as error:
         raise OptionError(f"cannot write {file}: {error}") from error
     return True
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"cannot write to {folder}: {error}") from error
+
+
+def _draft(target: Path, data: bytes) -> Path:
+    """A file of its own beside the target, on the disk before it takes its name."""
+    draft = target.parent / f".zonogpt-{secrets.token_hex(8)}"
+    try:
+        with draft.open("xb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    return draft

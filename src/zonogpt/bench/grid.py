@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zonogpt.errors import OptionError
+from zonogpt.errors import ModelError, OptionError
+from zonogpt.model.ir import ImageEmbedding, Model, TokenEmbedding
 
 if TYPE_CHECKING:
     from transformers import GPT2Config
@@ -20,6 +21,7 @@ IMAGES, SENTENCES = 4, 18  # per model and radius
 MOVED = (1, 3)  # token embeddings that move: one claim each
 ROWS, N_CLASSES = 28, {MNIST: 10, SST: 2}
 SENTENCE_TOKENS = 48  # the longest sentence; the paper pads to 32 or 48, we never pad
+LAYER_NORM_EPSILON = 1e-5  # GPT-2's own
 SEED = 0
 
 
@@ -83,6 +85,25 @@ def config(model: ModelId, vocabulary: int) -> GPT2Config:
     if images:
         out.image_size, out.patch_size = (ROWS, ROWS), (1, ROWS)
     return out
+
+
+def check_shape(net: Model, model: ModelId) -> None:
+    """ModelError unless this is the network that the name stands for: what a hash of weights does not say."""
+    width, heads = SIZES[model.size]
+    norms = [block.norm for block in net.blocks] + [net.head.norm]
+    said = {
+        "width": (net.width, width),
+        "heads": (net.n_heads, heads),
+        "blocks": (len(net.blocks), 2 * model.blocks),
+        "hidden units": (net.hidden, 4 * width),
+        "outputs": (net.n_outputs, N_CLASSES[model.task]),
+        "input": (type(net.embedding), ImageEmbedding if model.task == MNIST else TokenEmbedding),
+        "pool": (net.head.pool, "mean" if model.task == MNIST else "last"),
+        "layer_norm_epsilon": ({norm.tau for norm in norms}, {LAYER_NORM_EPSILON}),
+    }
+    for name, (found, wanted) in said.items():
+        if found != wanted:
+            raise ModelError(f"{net.name} is no {model}: {name} is {found}, not {wanted}")
 
 
 def check_radii(radii: Sequence[float]) -> tuple[float, ...]:

@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from zonogpt.bench.grid import MNIST, ModelId
-from zonogpt.errors import SpecError
-from zonogpt.files import write_whole
+from zonogpt.bench.grid import MNIST, N_CLASSES, ModelId
+from zonogpt.errors import OptionError, SpecError
+from zonogpt.files import make_folder, write_whole
 from zonogpt.model.ir import Model
 from zonogpt.rows.record import digest
 from zonogpt.spec.spec import Spec, embedding_ball, image_ball
@@ -72,10 +72,18 @@ class Instance:
 
     @staticmethod
     def from_json(text: str) -> Instance:
+        """Raises ValueError, TypeError or KeyError for anything that is no instance."""
         fields = json.loads(text)
         if fields["positions"] is not None:
             fields["positions"] = tuple(fields["positions"])
-        return Instance(**fields)
+        instance = Instance(**fields)
+        kinds = {"task": str, "size": str, "blocks": int, "instance": str, "radius": float, "label": int, "rival": int}
+        wrong = [name for name, kind in kinds.items() if type(getattr(instance, name)) is not kind]
+        classes = range(N_CLASSES.get(instance.task, 0))
+        if wrong or instance.label not in classes or instance.rival not in classes or instance.label == instance.rival:
+            raise ValueError(f"instance {instance.instance!r} makes no sense ({', '.join(wrong) or instance.claim})")
+        ModelId.parse(str(instance.model))
+        return instance
 
 
 @dataclass(frozen=True)
@@ -90,8 +98,11 @@ class Benchmark:
         try:
             lines = (folder / FILE).read_text().splitlines()
             instances = tuple(Instance.from_json(line) for line in lines)
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, OptionError) as error:
             raise SpecError(f"{folder / FILE} is no list of instances: {error}") from error
+        places = [(str(instance.model), instance.instance, instance.radius) for instance in instances]
+        if len(set(places)) < len(places):
+            raise SpecError(f"{folder / FILE} lists an instance twice")
         return Benchmark(folder, instances)
 
     @property
@@ -113,7 +124,7 @@ class Benchmark:
             else:
                 content = json.loads(file.read_text())
                 raw, text = torch.tensor(content["ids"]), content["text"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise SpecError(f"{file} cannot be read: {error}") from error
         if input_hash(raw) != instance.input_hash:
             raise SpecError(f"{file} is not the input that {FILE} names; make the instances again")
@@ -141,7 +152,7 @@ class Input:
 
 def write_instances(folder: Path, instances: Sequence[Instance], inputs: dict[str, Input]) -> None:
     """`inputs` by file name. The list is written last: with it, all is there."""
-    (folder / INPUTS).mkdir(parents=True, exist_ok=True)
+    make_folder(folder / INPUTS)
     for name, content in inputs.items():
         if content.raw.dtype == torch.uint8:
             from PIL import Image  # only pictures need it

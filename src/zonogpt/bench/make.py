@@ -1,9 +1,10 @@
-"""bench make: which inputs are asked about. The appendix of the paper, word for word, with seed 0 throughout.
+"""bench make: which inputs are asked about. The appendix of the paper, with seed 0 throughout.
 
 MNIST, per model and radius: four correctly classified test images (the first of a permutation with seed 0), one claim
 per rival class. SST, per model and radius: 18 correctly classified validation sentences, nine of each class, one claim
-for one and one for three token embeddings that move, at positions drawn with seed 0. The draw does not depend on the
-radius, so the same inputs serve all five. Sentences are not padded; 48 tokens at most, three at least.
+for one and one for three token embeddings that move (the one is among the three), at positions drawn with seed 0. That
+classes are balanced is ours. The draw does not depend on the radius, so the same inputs serve all five. Sentences are
+not padded; 48 tokens at most, three at least.
 """
 
 from __future__ import annotations
@@ -16,12 +17,23 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from zonogpt.bench.grid import IMAGES, MNIST, MOVED, N_CLASSES, RADII, SEED, SENTENCES, ModelId, check_radii
-from zonogpt.bench.instances import INPUTS, Benchmark, Input, Instance, input_hash, write_instances
+from zonogpt.bench.grid import (
+    IMAGES,
+    MNIST,
+    MOVED,
+    N_CLASSES,
+    RADII,
+    SEED,
+    SENTENCES,
+    ModelId,
+    check_radii,
+    check_shape,
+)
+from zonogpt.bench.instances import FILE, INPUTS, Benchmark, Input, Instance, input_hash, write_instances
 from zonogpt.bench.training.data import read_images, read_sentences, read_tokenizer
 from zonogpt.bench.training.record import Training
 from zonogpt.datasets.texts import Positions
-from zonogpt.errors import SpecError
+from zonogpt.errors import ModelError, OptionError, SpecError
 from zonogpt.model.hf import load
 from zonogpt.model.ir import Model, TokenEmbedding, logits
 from zonogpt.tensors import moved
@@ -31,7 +43,7 @@ OnMade = Callable[[ModelId, int], None]
 
 @dataclass(frozen=True)
 class Candidate:
-    index: int  # in the data set
+    index: int  # in the data set, of which sentences longer than the models' positions are left out
     raw: Tensor  # bytes (28, 28), or token ids
     label: int
     text: str
@@ -51,23 +63,32 @@ def make(
     sentences: int = SENTENCES,
     on_model: OnMade | None = None,
 ) -> Benchmark:
-    """Writes the instances of these models, which are in `trained`/NAME, to `out`."""
+    """Writes the instances of these models, which are in `trained`/NAME, to `out`. Those of other models stay there."""
+    if images < 1 or sentences < 1:
+        raise OptionError(f"at least one image and one sentence are needed; got {images} and {sentences}")
+    check_radii(radii)
     instances: list[Instance] = []
     inputs: dict[str, Input] = {}
     for model in models:
         folder = trained / str(model)
-        record = Training.read(folder)
         net = load(folder)
+        record = Training.read(folder)  # after loading: it checks the hash of what was loaded
+        if record.model != model:
+            raise ModelError(f"{folder} holds {record.model}")
+        check_shape(net, model)
         net = moved(net, net.device, torch.float64)
         count = images if model.task == MNIST else sentences
         mine: list[Instance] = []
         for candidate in chosen(net, candidates(model, data), count, balanced=model.task != MNIST):
             file = f"{INPUTS}/{model.task}-{candidate.index}.{'png' if model.task == MNIST else 'json'}"
             inputs[file] = Input(candidate.raw, candidate.text, candidate.tokens)
-            mine += _instances(record, net, candidate, file, check_radii(radii))
+            mine += _instances(record, net, candidate, file, radii)
         instances += sorted(mine, key=lambda instance: instance.radius)  # stable: inputs stay in the order drawn
         if on_model is not None:
             on_model(model, len(mine))
+    others = Benchmark.read(out).instances if (out / FILE).exists() else ()
+    instances += [instance for instance in others if instance.model not in models]
+    instances.sort(key=lambda instance: instance.model.place)
     write_instances(out, instances, inputs)
     return Benchmark(out, tuple(instances))
 
@@ -92,7 +113,7 @@ def _permutation(n: int) -> list[int]:
 
 
 def chosen(net: Model, given: Iterator[Candidate], count: int, balanced: bool) -> list[Candidate]:
-    """The first `count` that the model classifies correctly; with `balanced`, no class more than half of them."""
+    """The first `count` that the model classifies correctly; with `balanced`, as many of each class."""
     most = -(-count // net.n_outputs) if balanced else count
     kept: list[Candidate] = []
     for candidate in given:

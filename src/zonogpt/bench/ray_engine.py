@@ -88,7 +88,10 @@ def _cluster(workers: int | None) -> Iterator[Any]:
         return
     address = os.environ.get("RAY_ADDRESS")
     if address:
-        ray.init(address=address, log_to_driver=False)
+        try:
+            ray.init(address=address, log_to_driver=False)
+        except ConnectionError as error:
+            raise OptionError(f"no Ray cluster answers at RAY_ADDRESS = {address}: {error}") from error
     else:
         ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False)
     try:

@@ -1,4 +1,4 @@
-"""bench run: every instance by every method, each row on the disk as soon as it is known.
+"""bench run: every instance by every method, each row on the disk as soon as it is known (by Ray: piece by piece).
 
 Rows go to OUT/MODEL.jsonl, one file per model, which one process at a time may write: several runs may share OUT, and
 each takes the models that no other has. What is there is not done again.
@@ -17,7 +17,7 @@ from zonogpt.bench.grid import SIZES, ModelId
 from zonogpt.bench.instances import Benchmark, Instance
 from zonogpt.bench.rows import Row, Settings
 from zonogpt.bench.work import Job, Worker, first_inputs
-from zonogpt.errors import OptionError
+from zonogpt.errors import ModelError, OptionError
 from zonogpt.options import check_limits, check_method, resolve_dtype
 from zonogpt.rows.store import BusyError, RowStore, open_store, parse
 from zonogpt.search.attack import RESTARTS, STEPS
@@ -69,16 +69,20 @@ def run(
         raise OptionError(f"give at least one method, each once; got {', '.join(methods)}")
     if engine not in ("local", "ray"):
         raise OptionError(f"engine {engine!r} is unknown; there are local and ray")
-    if inputs is not None and inputs < 1:
-        raise OptionError(f"the number of inputs must be at least 1; got {inputs}")
+    for what, number in (("inputs", inputs), ("workers", workers)):
+        if number is not None and number < 1:
+            raise OptionError(f"the number of {what} must be at least 1; got {number}")
+    instances, trained = instances.resolve(), trained.resolve()  # workers elsewhere have another working directory
     benchmark = Benchmark.read(instances)
-    chosen = benchmark.models if models is None else tuple(models)
+    chosen = benchmark.models if models is None else tuple(dict.fromkeys(models))
     for model in chosen:
         if model not in benchmark.models:
             raise OptionError(f"{instances} has no instances of {model}")
+        if not (trained / str(model)).is_dir():
+            raise ModelError(f"{trained} has no {model}")
     settings = Settings(
         dtype=str(resolve_dtype(dtype)).removeprefix("torch."),
-        timeout=timeout,
+        timeout=None if timeout is None else float(timeout),  # 60 and 60.0 are the same settings
         budget=budget_bytes,
         attack=f"{RESTARTS} restarts, {STEPS} steps" if attack else None,
         version=__version__,
@@ -173,9 +177,12 @@ def cost(method: str, model: ModelId) -> float:
 
 def source_commit() -> str:
     """The commit of the source tree that runs, with -dirty where files differ; without git, the version."""
-    folder = Path(__file__).parent
+    file = Path(__file__)
+    git = ["git", "-C", str(file.parent)]
     try:
-        asked = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+        # Installed inside somebody's repository, this file is none of that repository's.
+        subprocess.run([*git, "ls-files", "--error-unmatch", file.name], capture_output=True, check=True)
+        asked = [*git, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
         return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return f"v{__version__}"

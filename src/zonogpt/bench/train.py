@@ -19,6 +19,7 @@ from zonogpt.bench.training.mnist import classify_images, train_on_images
 from zonogpt.bench.training.record import (
     CROSS_ENTROPY,
     INTERVAL,
+    RECORD,
     Training,
     class_accuracies,
     counted_parameters,
@@ -27,6 +28,7 @@ from zonogpt.bench.training.record import (
 from zonogpt.bench.training.schedule import Schedule, reproducible, schedule_of
 from zonogpt.bench.training.sst import SMALLEST_RADIUS, classify_sentences, train_on_sentences
 from zonogpt.errors import ModelError
+from zonogpt.files import make_folder
 
 OnModel = Callable[[ModelId, Training | None, bool], None]  # begins (None), or is there; and whether it was before
 
@@ -56,10 +58,10 @@ def train(
 
 
 def _existing(folder: Path, model: ModelId) -> Training | None:
-    try:
-        record = Training.read(folder)
-    except ModelError:
+    """The record is written last: a folder without one is half done, and begun anew."""
+    if not (folder / RECORD).exists():
         return None
+    record = Training.read(folder)
     if record.model != model:
         raise ModelError(f"{folder} holds {record.model}")
     return record
@@ -70,7 +72,7 @@ def train_one(model: ModelId, data: Path | None, folder: Path, device: torch.dev
     with reproducible(schedule.seed):
         work = _on_images if model.task == MNIST else _on_sentences
         net, tokenizer, answers, labels, about = work(model, data, schedule, device)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with no_progress_bars():
         net.save_pretrained(folder)
     if tokenizer is not None:

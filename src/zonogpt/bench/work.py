@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from zonogpt.bench.grid import SEED, ModelId
+from zonogpt.bench.grid import SEED, ModelId, check_shape
 from zonogpt.bench.instances import Benchmark, Instance
 from zonogpt.bench.rows import Row, Settings
 from zonogpt.bench.training.record import weights_hash
@@ -60,12 +60,14 @@ class Worker:
         )
 
     def load(self, model: ModelId) -> Model:
-        """The model on the device; ModelError if its weights are not those of the instances."""
+        """The model on the device; ModelError if it is not the one that the instances were made for."""
         folder = self.trained / str(model)
         wanted = {instance.model_hash for instance in self.benchmark.of(model)}
-        if {weights_hash(folder)} != wanted:
-            raise ModelError(f"{folder} holds other weights than the instances were made for; make them again")
+        before = weights_hash(folder)
         net = load(folder)
+        check_shape(net, model)
+        if {before, weights_hash(folder)} != wanted:  # twice: a training may be writing to the folder at this moment
+            raise ModelError(f"{folder} holds other weights than the instances were made for; make them again")
         return moved(net, torch.device(self.device), net.dtype)
 
     def solve(self, net: Model, jobs: Sequence[Job], on_rows: Callable[[list[Row]], None]) -> None:

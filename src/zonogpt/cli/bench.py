@@ -22,7 +22,8 @@ bench = typer.Typer(
 )
 
 Models = Annotated[
-    str | None, typer.Option(help="As mnist-small-2,sst-medium-24, or mnist, or sst. Default: all sixteen.")
+    str | None,
+    typer.Option(help="As mnist-small-2,sst-medium-24, or mnist, or sst. Default: all."),
 ]
 Data = Annotated[
     Path | None, typer.Option(help="Directory with mnist, sst2 and gpt2. Default: from Hugging Face's hub.")
@@ -36,7 +37,7 @@ def train(
     out: Annotated[Path, typer.Option(help="Directory for the models, one folder each; those there are kept.")],
     data: Data = None,
     models: Models = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...; bfloat16 on a GPU.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, cuda, ... (a GPU trains in bfloat16).")] = "cpu",
     quiet: options.Quiet = False,
 ) -> None:
     """Trains the models: GPT-2 Small and Medium for MNIST and SST-2, from scratch, seed 0.
@@ -73,7 +74,7 @@ def train(
 @bench.command()
 def make(
     trained: Trained,
-    out: Annotated[Path, typer.Option(help="Directory for the instances.")],
+    out: Annotated[Path, typer.Option(help="Directory for the instances; those of other models stay.")],
     data: Data = None,
     models: Models = None,
     radii: Annotated[str, typer.Option(help="Increasing, as 1e-5,1e-3.")] = ",".join(f"{r:g}" for r in RADII),

@@ -34,9 +34,12 @@ class RowStore(Generic[R]):
     def append(self, row: R) -> None:
         """On the disk when this returns; a crash in between leaves a line without an end, which the next run drops."""
         line = (row.to_json() + "\n").encode()
-        while line:
-            line = line[os.write(self._descriptor, line) :]
-        os.fsync(self._descriptor)
+        try:
+            while line:
+                line = line[os.write(self._descriptor, line) :]
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise OptionError(f"a row could not be written: {error}; the rows before it are kept") from error
         self.finished[row.key] = row
 
 

@@ -11,10 +11,12 @@ from typing import Any
 
 from zonogpt.bench.grid import SIZES, TASKS
 from zonogpt.bench.instances import Benchmark, Instance
-from zonogpt.bench.rows import Row
+from zonogpt.bench.rows import Row, Settings
 from zonogpt.errors import OptionError
 from zonogpt.rows.store import SETTINGS, parse
 
+STATUSES = ("verified", "falsified", "unknown", "timeout")
+SHARED = ("input_hash", "model_hash", "claim", "positions", "input", "relative_radius", "accuracy", "training")
 # E is ours, then the paper's from the best to the loosest; others follow by name.
 ORDER = ("E", "A", "F", "D", "M", "covenn", "crown", "deepz", "ibp")
 
@@ -50,13 +52,16 @@ def load_rows(rows: Path, instances: Path) -> Loaded:
     _check_weights(found)
     _check_once(found)
     _check_instances(found, known)
+    _check_verdicts(found)
+    settings = _settings(rows / SETTINGS)
+    _check_settings(found, settings)
     order = {place: k for k, place in enumerate(known)}
 
     def place(row: Row) -> tuple[Any, ...]:
         at = order.get((str(row.model), row.instance, row.radius), len(order))
         return row.model.place, method_place(row.method), row.radius, at, row.instance
 
-    return Loaded(tuple(sorted((row for row, _ in found), key=place)), benchmark, _settings(rows / SETTINGS))
+    return Loaded(tuple(sorted((row for row, _ in found), key=place)), benchmark, settings)
 
 
 def _read(file: Path) -> list[Row]:
@@ -93,14 +98,39 @@ def _check_once(found: Sequence[tuple[Row, Path]]) -> None:
         first[place] = file
 
 
+def _check_settings(found: Sequence[tuple[Row, Path]], settings: dict[str, Any]) -> None:
+    first, where = found[0]
+    for row, file in found:
+        if row.settings != first.settings:
+            raise OptionError(f"{_both(where, file)}: rows of different settings (dtype, timeout, ...); keep one run's")
+    try:
+        said = Settings(**settings).digest if settings else first.settings
+    except TypeError as error:
+        raise OptionError(f"{where.parent / SETTINGS} is not of a benchmark: {error}") from error
+    if said != first.settings:
+        raise OptionError(f"{where}: the rows are not of the settings in {where.parent / SETTINGS}")
+
+
+def _check_verdicts(found: Sequence[tuple[Row, Path]]) -> None:
+    for row, file in found:
+        if row.status not in STATUSES or (row.status == "verified" and not row.margin > 0):
+            raise OptionError(
+                f"{file}: {row.model}, instance {row.instance}, method {row.method} has status {row.status!r} with"
+                f" margin {row.margin}, which no run writes"
+            )
+
+
 def _check_instances(found: Sequence[tuple[Row, Path]], known: dict[tuple[str, str, float], Instance]) -> None:
-    """What the instances say must be what the rows are about; rows of instances that are not there are believed."""
+    """What the instances say must be what the rows are about."""
     for row, file in found:
         instance = known.get((str(row.model), row.instance, row.radius))
         if instance is None:
-            continue
-        for name in ("input_hash", "model_hash", "claim"):
-            if getattr(instance, name) != getattr(row, name):
+            raise OptionError(
+                f"{file}: {row.model}, instance {row.instance}, radius {row.radius!r} is none of the instances"
+            )
+        for name in SHARED:
+            said = getattr(instance, name)
+            if (list(said) if isinstance(said, tuple) else said) != getattr(row, name):
                 raise OptionError(
                     f"{file}: {name} of {row.model}, instance {row.instance} is not that of the instances;"
                     " give the instances that these rows were made from"

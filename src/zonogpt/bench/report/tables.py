@@ -302,7 +302,11 @@ def block_shares(rows: Sequence[Row]) -> tuple[BlockShares, ...]:
     if not radii:
         return ()
     radius = LEDGER_RADIUS if LEDGER_RADIUS in radii else radii[len(radii) // 2]
-    found = groups((row for row in kept if row.radius == radius), lambda row: row.model)
+    once: dict[object, Row] = {}  # a run that was stopped inside a propagation has two of its ledgers
+    for row in kept:
+        if row.radius == radius:
+            once.setdefault((row.model, row.input, str(row.positions)), row)
+    found = groups(once.values(), lambda row: row.model)
     return tuple(
         _shares(model, radius, [row.ledger for row in found[model] if row.ledger])
         for model in sorted(found, key=lambda model: model.place)

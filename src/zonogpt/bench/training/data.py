@@ -95,7 +95,7 @@ def _read_tsv(folder: Path, split: str) -> list[tuple[str, int]]:
         lines = csv.reader(io.StringIO(content.decode(), newline=""), delimiter="\t", quoting=csv.QUOTE_NONE)
         if next(lines, None) != ["sentence", "label"]:
             raise SpecError(f"{folder}, {split}: the first line must be sentence<TAB>label")
-        return [(text, int(label)) for text, label in lines]
+        return [(text.strip(), int(label)) for text, label in lines]
     except (OSError, EOFError, ValueError) as error:
         raise SpecError(f"{folder} has no readable {split}.tsv or {split}.tsv.gz: {error}") from error
 

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from zonogpt.model.ir import AttentionBlock, LayerNorm, MlpBlock, Model
 
-GELU_SLOPE = 1.13  # the steepest of the tanh form is 1.1289
+GELU_SLOPE = 1.13  # the steepest of the tanh form is 1.12899
+MOST_EXPONENT = 60.0  # beyond it, a weight may be anything
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,9 @@ def _layernorm(norm: LayerNorm, x: Ball) -> Ball:
     moved = (r * (2 * z.abs() + r)).mean(-1, keepdim=True)  # of the variance
     fall = torch.minimum(moved, a - norm.tau)  # it cannot fall below tau
     root, least = a.sqrt(), (a - fall).sqrt()
-    rise = fall / (root * least * (root + least))  # 1/least - 1/root, without cancellation
+    most = (a + moved).sqrt()
+    # How far 1/sqrt may rise and fall from 1/root, without cancellation; it falls further only where the fall is cut.
+    rise = torch.maximum(fall / (root * least * (root + least)), moved / (root * most * (root + most)))
     centre = z / root
     radius = torch.minimum(r / least + z.abs() * rise, centre.abs() + (d - 1) ** 0.5)  # the range of LayerNorm
     return Ball(norm.gamma * centre + norm.beta, norm.gamma.abs() * radius)
@@ -71,13 +74,17 @@ def _attention(block: AttentionBlock, x: Ball) -> Ball:
     parts = zip(qkv.centre.chunk(3, -1), qkv.radius.chunk(3, -1), strict=True)
     q, k, v = (Ball(block.split_heads(centre), block.split_heads(radius)) for centre, radius in parts)
     u = Ball(q.centre * block.scale, q.radius * block.scale).matmul(Ball(k.centre.mT, k.radius.mT))
-    hidden = ~block.visible(u.centre.shape[-1])
+    mixed = _softmax(u, ~block.visible(u.centre.shape[-1])).matmul(v)
+    return Ball(block.join_heads(mixed.centre), block.join_heads(mixed.radius)).dense(block.w_o, block.b_o)
+
+
+def _softmax(u: Ball, hidden: Tensor) -> Ball:
     p = u.centre.masked_fill(hidden, -torch.inf).softmax(-1)
     radius = u.radius.masked_fill(hidden, 0.0)
     # Every score moves by at most its radius, the log of their sum by at most the largest of the row.
-    moved = p * torch.expm1((radius + radius.amax(-1, keepdim=True)).clamp(max=60.0))
-    mixed = Ball(p, moved.clamp(max=1.0)).matmul(v)
-    return Ball(block.join_heads(mixed.centre), block.join_heads(mixed.radius)).dense(block.w_o, block.b_o)
+    exponent = radius + radius.amax(-1, keepdim=True)
+    moved = (p * torch.expm1(exponent.clamp(max=MOST_EXPONENT))).clamp(max=1.0)
+    return Ball(p, moved.masked_fill((exponent > MOST_EXPONENT) & ~hidden, 1.0))  # p lies in [0, 1]
 
 
 def _mlp(block: MlpBlock, x: Ball) -> Ball:
