@@ -18,7 +18,7 @@ from bench_data import write_data
 from program import PROGRAM, stopped, zono
 from zonogpt.bench.grid import ModelId
 from zonogpt.bench.instances import Benchmark, Instance
-from zonogpt.bench.make import make
+from zonogpt.bench.make import Candidate, candidates, chosen, make
 from zonogpt.bench.rows import Row, Settings
 from zonogpt.bench.run import Watcher, run, source_commit
 from zonogpt.bench.train import train
@@ -92,6 +92,28 @@ def test_every_chosen_input_is_classified_correctly(chain):
             raw, _ = benchmark.read_input(instance)
             given = raw.float() / 255 if model.task == "mnist" else raw.tolist()
             assert int(zonogpt.logits(net, given).argmax()) == instance.label
+
+
+def answers(chain, label: int | None = None) -> list[Candidate]:
+    """All sentences, labelled as the model answers, or all with this label."""
+    net = zonogpt.load(chain / "models" / str(MODELS[1]))
+    found = list(candidates(MODELS[1], chain / "data"))
+    own = [int(zonogpt.logits(net, one.for_model()).argmax()) for one in found]
+    return [dataclasses.replace(one, label=k if label is None else label) for one, k in zip(found, own, strict=True)]
+
+
+def test_inputs_that_the_model_gets_wrong_are_passed_over(chain):
+    net = zonogpt.load(chain / "models" / str(MODELS[1]))
+    right = [one.index for one in answers(chain) if one.label == 1]
+    kept = chosen(net, iter(answers(chain, label=1)), 5, balanced=False)
+    assert [one.index for one in kept] == right[:5]
+
+
+def test_classes_are_balanced_however_they_come(chain):
+    net = zonogpt.load(chain / "models" / str(MODELS[1]))
+    given = sorted(answers(chain), key=lambda one: one.label)
+    kept = chosen(net, iter(given), 6, balanced=True)
+    assert [one.label for one in kept] == [0, 0, 0, 1, 1, 1]
 
 
 def test_relative_radius(chain):

@@ -20,7 +20,7 @@ from zonogpt.bench.grid import PAPER_MODELS, ModelId, config, parse_models
 from zonogpt.bench.train import train
 from zonogpt.bench.training import data as data_module
 from zonogpt.bench.training.data import read_images, read_sentences, read_tokenizer
-from zonogpt.bench.training.intervals import Ball, _attention, _layernorm, _softmax, worst_margins
+from zonogpt.bench.training.intervals import Ball, _attention, _gelu, _layernorm, _softmax, worst_margins
 from zonogpt.bench.training.record import RECORD, Training, class_accuracies, counted_parameters
 from zonogpt.bench.training.schedule import schedule_of
 from zonogpt.bench.training.sst import Batch, Radius, by_length, pad, start, train_on_sentences
@@ -213,6 +213,15 @@ def test_layernorm_of_a_ball_where_the_variance_rises_more_than_it_can_fall():
         out = _layernorm(norm, Ball(centre, radius))
         for corner in (sign, -sign, torch.where(torch.arange(d) == 1, 0.0, sign), torch.where(centre > 0, -1.0, sign)):
             assert bool(((norm(centre + radius * corner) - out.centre).abs() <= out.radius * (1 + 1e-9)).all())
+
+
+def test_gelu_of_a_ball_holds_where_gelu_is_steepest():
+    t = torch.linspace(-6, 6, 2001, dtype=torch.float64)
+    for radius in (1e-4, 0.1, 2.0):
+        out = _gelu(Ball(t, torch.full_like(t, radius)))
+        for end in (t - radius, t + radius):
+            moved = torch.nn.functional.gelu(end, approximate="tanh") - out.centre
+            assert bool((moved.abs() <= out.radius).all())
 
 
 def test_softmax_moves_where_only_another_score_moves():

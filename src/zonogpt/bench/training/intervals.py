@@ -88,5 +88,8 @@ def _softmax(u: Ball, hidden: Tensor) -> Ball:
 
 
 def _mlp(block: MlpBlock, x: Ball) -> Ball:
-    h = _layernorm(block.norm, x).dense(block.w_1, block.b_1)
-    return Ball(F.gelu(h.centre, approximate="tanh"), GELU_SLOPE * h.radius).dense(block.w_2, block.b_2)
+    return _gelu(_layernorm(block.norm, x).dense(block.w_1, block.b_1)).dense(block.w_2, block.b_2)
+
+
+def _gelu(h: Ball) -> Ball:
+    return Ball(F.gelu(h.centre, approximate="tanh"), GELU_SLOPE * h.radius)
