@@ -1,5 +1,4 @@
-# ruff: noqa: E501
-"""Mutations of the benchmark, one per line: what it does, file, old text, new text, the tests that must notice."""
+"""Mutations of the benchmark: what it does, file, old text, new text, the tests that must notice."""
 
 from __future__ import annotations
 
