@@ -3,7 +3,7 @@
     python tools/mutants.py [--only WORD]
 
 Each mutation drops, flips or shrinks a term of a bound in a copy of the source and runs the tests guarding it. A mutant
-that survives is a hole in the tests, and the exit code is 1. About three quarters of an hour on two cores.
+that survives is a hole in the tests, and the exit code is 1. About an hour on two cores.
 """
 
 from __future__ import annotations

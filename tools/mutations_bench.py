@@ -82,8 +82,8 @@ BENCH: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ),
     ("two trainings in one report", LOAD, "if other.model_hash != row.model_hash:", "if False:", REPORT),
     ("rows counted twice", LOAD, "if place in first:", "if False:", REPORT),
-    ("margin of another rival", WORK, "rivals.index(instance.rival)", "0", RUNS),
-    ("claim of another rival", WORK, "if k != spec.label][at]] = -1.0", "if k != spec.label][0]] = -1.0", RUNS),
+    ("margin of another rival", WORK, "rivals(spec).index(instance.rival)", "0", RUNS),
+    ("claim of another rival", WORK, "rows[0, rivals(spec)[at]] = -1.0", "rows[0, rivals(spec)[0]] = -1.0", RUNS),
     (
         "every claim proved by one",
         WORK,

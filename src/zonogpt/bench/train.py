@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from transformers.utils import logging
 
 from zonogpt.bench.grid import MNIST, ModelId
 from zonogpt.bench.training.data import read_images, read_sentences, read_tokenizer
@@ -29,6 +27,7 @@ from zonogpt.bench.training.schedule import Schedule, reproducible, schedule_of
 from zonogpt.bench.training.sst import SMALLEST_RADIUS, classify_sentences, train_on_sentences
 from zonogpt.errors import ModelError
 from zonogpt.files import make_folder
+from zonogpt.model.quiet import quiet_transformers
 
 OnModel = Callable[[ModelId, Training | None, bool], None]  # begins (None), or is there; and whether it was before
 
@@ -73,7 +72,7 @@ def train_one(model: ModelId, data: Path | None, folder: Path, device: torch.dev
         work = _on_images if model.task == MNIST else _on_sentences
         net, tokenizer, answers, labels, about = work(model, data, schedule, device)
     make_folder(folder)
-    with no_progress_bars():
+    with quiet_transformers():
         net.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
@@ -94,18 +93,6 @@ def train_one(model: ModelId, data: Path | None, folder: Path, device: torch.dev
     )
     record.write(folder)  # last: a folder with a record is whole
     return record
-
-
-@contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """transformers shows one for every file it writes."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _on_images(model: ModelId, data: Path | None, schedule: Schedule, device: torch.device) -> tuple[Any, ...]:

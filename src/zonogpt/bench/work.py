@@ -83,8 +83,7 @@ class Worker:
         )  # fmt: skip
 
     def rows(self, net: Model, job: Job, spec: Spec, result: Result) -> list[Row]:
-        rivals = [k for k in range(spec.n_outputs) if k != spec.label]
-        places = [rivals.index(instance.rival) for instance in job.instances]
+        places = [rivals(spec).index(instance.rival) for instance in job.instances]
         return [self.row(net, job, k, spec, at, result) for k, at in enumerate(places)]
 
     def row(self, net: Model, job: Job, k: int, spec: Spec, at: int, result: Result) -> Row:
@@ -140,12 +139,17 @@ def claim_status(result: Result, at: int) -> str:
     return "verified" if float(result.margins[at]) > 0 and not distrusted else "unknown"
 
 
+def rivals(spec: Spec) -> list[int]:
+    """In the order of a result's margins."""
+    return [k for k in range(spec.n_outputs) if k != spec.label]
+
+
 def one_claim(spec: Spec, at: int) -> Spec:
     """The spec with only this row of its claim, which says that the label is above one rival."""
     rows = torch.zeros(1, spec.n_outputs, dtype=torch.float64)
     assert spec.label is not None
     rows[0, spec.label] = 1.0
-    rows[0, [k for k in range(spec.n_outputs) if k != spec.label][at]] = -1.0
+    rows[0, rivals(spec)[at]] = -1.0
     return spec.with_claim(rows, [0.0])
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from zonogpt.model.ir import Model
+from zonogpt.model.quiet import quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,7 +35,7 @@ class HuggingFaceModel:
         """The outputs with these token embeddings (positions, d) in place of those of the ids; position embeddings are
         added by the model. No padding: the last id is the one that is read."""
         net = self._in(dtype)
-        with torch.no_grad(), _quiet():  # it would warn that it cannot see padding, of which there is none
+        with torch.no_grad(), quiet_transformers():  # it would warn that it cannot see padding, of which there is none
             tokens = net.transformer.wte(ids.cpu())
             tokens[list(positions)] = raw.to("cpu", dtype)
             logits = net(inputs_embeds=tokens[None], use_cache=False).logits[0]
@@ -56,21 +55,5 @@ class HuggingFaceModel:
             return copy.deepcopy(self.source)
         ours = self.architecture == "GPT2ForImageClassification"
         kind: Any = GPT2ForImageClassification if ours else getattr(transformers, self.architecture)
-        with _quiet():
+        with quiet_transformers():
             return kind.from_pretrained(self.source, torch_dtype="auto", use_safetensors=True)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """transformers tells how it loads and what it minds; whoever verifies did not ask."""
-    from transformers.utils import logging
-
-    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if shown:
-            logging.enable_progress_bar()
