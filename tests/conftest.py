@@ -8,7 +8,7 @@ settings.register_profile("ci", derandomize=True, deadline=None, max_examples=25
 settings.load_profile("ci")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # One worker per core already. Programs that a test starts inherit the variable: with two threads each beside another
-    # worker they spin at OpenMP's barriers and take three times as long alone, and minutes when two of them meet.
+    # One worker per core already. Programs that a test starts inherit the variable: with two threads each they would
+    # spin at OpenMP's barriers beside another worker, three times as slow, and for minutes when two of them meet.
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
