@@ -7,6 +7,7 @@ from builders import mlp_block, zonotope
 from containment import assert_bounded, assert_symbolic_containment, point
 from zonogpt.domains import chunks
 from zonogpt.domains.structured import StructuredZonotope
+from zonogpt.transforms.gelu import curvature_bound, gelu_slope
 from zonogpt.transforms.layernorm import layernorm_bounds
 from zonogpt.transforms.mlp import fused_mlp, preactivation_radius, sequential_mlp
 
@@ -86,6 +87,21 @@ def test_sequential_is_tighter_than_fused():
     for seed in range(5):
         block, z = mlp_block(seed), zonotope(seed, radius=0.05)
         assert float(sequential_mlp(block, z)[0].radius.mean()) < float(fused_mlp(block, z)[0].radius.mean())
+
+
+def test_fused_error_is_below_the_printed_one():
+    """R_M of the paper, whose |W_1| (r_N + R_N) forgets the signs of W_1; the rest of it as printed."""
+    for seed in range(3):
+        block, z = mlp_block(seed, d=16, hidden=32), zonotope(seed, d=16, m=4, radius=0.02)
+        norm = layernorm_bounds(block.norm, z)
+        change = (norm.r_N + norm.R_N) @ block.w_1.abs()
+        centre = norm.centre @ block.w_1 + block.b_1
+        bend = 0.5 * curvature_bound(centre - change, centre + change) * change.square() @ block.w_2.abs()
+        chains = torch.stack([(block.w_1 * slope) @ block.w_2 for slope in gelu_slope(centre)])
+        printed = (norm.R_N[:, None] @ chains.abs()).squeeze(1) + bend
+        ours = fused_mlp(block, z)[0].b
+        assert (ours <= printed + 1e-12).all()
+        assert float(ours.mean()) < 0.7 * float(printed.mean())
 
 
 @BOTH

@@ -52,11 +52,11 @@ def sequential_mlp(block: MlpBlock, z: StructuredZonotope) -> tuple[StructuredZo
 def fused_mlp(block: MlpBlock, z: StructuredZonotope) -> tuple[StructuredZonotope, Widths]:
     """Z_M with M(x) in Z_M for x in z, the block linearised at the centre as a whole and its error an interval R_M.
 
-    Cheaper than the sequential transform (no generator meets the hidden units) and looser.
+    Cheaper than the sequential transform (no hidden unit gets a generator of its own) and looser.
     """
     norm = layernorm_bounds(block.norm, z)
     centre = norm.centre @ block.w_1 + block.b_1  # (S, f)
-    change = (norm.r_N + norm.R_N) @ block.w_1.abs()  # bounds |W_1 (LN(x) - centre)|
+    change = preactivation_radius(block, norm, z)
     require_finite("GELU input", centre, change)
     slope = gelu_slope(centre)
     bend = 0.5 * curvature_bound(centre - change, centre + change) * change.square()
