@@ -1,5 +1,6 @@
 """Method E as a whole: the plain transcription, attacks, causality, norms, batches, and what a user is told."""
 
+import dataclasses
 import math
 import re
 
@@ -155,6 +156,66 @@ def test_batches_keep_to_the_budget():
         method.batches(model, specs, one - 1)
     mixed = [*specs, *(zonogpt.image_ball(model, pictures(1, 7)[0][0], 0.2, norm=2.0),)]
     assert sorted(len(batch) for batch in method.batches(model, mixed, None)) == [1, 7]
+
+
+PLACES = {  # lengths, and the token that moves
+    "anywhere": ((8, 2), (5, 0), (6, 5), (3, 1), (1, 0), (7, 6)),  # some shorter than the longest one's moving part
+    "last": ((8, 7), (5, 4), (6, 5), (3, 2), (1, 0), (7, 6)),  # padding among exact tokens
+}
+
+
+def sentences_of_many_lengths(model, places="anywhere", norm=math.inf):
+    ids = torch.randint(1, 9, (8,), generator=torch.Generator().manual_seed(3))
+    radii = (2e-3, 1e-3, 3e-3, 1e-3, 5e-3, 0.0)
+    return [
+        zonogpt.embedding_ball(model, ids[:length], [at], radius, norm=norm)
+        for (length, at), radius in zip(PLACES[places], radii, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("norm", [math.inf, 2.0])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("places", PLACES)
+def test_sentences_of_different_lengths_share_a_batch(places, causal, norm, monkeypatch):
+    """Padding in front changes no margin, whoever moves, and what is proved together is proved."""
+    model = moved(trained("text"), torch.device("cpu"), torch.float64)
+    blocks = [dataclasses.replace(b, causal=causal) if b.kind == "attention" else b for b in model.blocks]
+    model = dataclasses.replace(model, blocks=tuple(blocks))
+    specs = sentences_of_many_lengths(model, places, norm)
+    monkeypatch.setattr(ellipsoidal, "LEAST_MOVING", {"cpu": 0.0})
+    (batch,) = ellipsoidal.METHOD_E.batches(model, specs[:5], None)
+    assert sorted(batch) == list(range(5))
+    with torch.no_grad():
+        together = ellipsoidal.METHOD_E.bound_many(model, specs, None, None)
+    for spec, bounds in zip(specs, together, strict=True):
+        alone = margins_of(model, spec)
+        torch.testing.assert_close(bounds.margins, alone, rtol=1e-7, atol=1e-9)
+        assert (attack(model, spec, restarts=2, steps=10).margins >= bounds.margins - 1e-9).all()
+
+
+def test_verify_many_of_sentences_gives_what_verify_gives(monkeypatch):
+    monkeypatch.setattr(ellipsoidal, "LEAST_MOVING", {"cpu": 0.0})
+    for model in (trained("text"), zonogpt.load(language_model(3))):
+        specs = sentences_of_many_lengths(model)
+        for spec, result in zip(specs, zonogpt.verify_many(model, specs), strict=True):
+            alone = zonogpt.verify(model, spec, hint=False)
+            assert (result.status, result.reason) == (alone.status, alone.reason)
+            torch.testing.assert_close(result.margins, alone.margins, rtol=1e-6, atol=1e-9)
+
+
+def test_which_sentences_share_a_batch(monkeypatch):
+    """On a CPU those with as many moving tokens; on a GPU, whose calls are dear, those with not many fewer."""
+    model = moved(trained("text"), torch.device("cpu"), torch.float64)
+    specs = sentences_of_many_lengths(model)  # 6, 5, 1, 2, 1, 1 moving tokens; the last one moves nothing
+    batches = ellipsoidal.METHOD_E.batches
+    assert batches(model, specs[:5], None) == [[0], [1], [3], [2, 4]]
+    monkeypatch.setattr(ellipsoidal, "LEAST_MOVING", {"cpu": 0.5})
+    assert batches(model, specs[:5], None) == [[0, 1], [3, 2, 4]]
+    one = plan_ellipsoidal(ellipsoidal.sizes(model, specs[0]), 8, 1, 1).peak_bytes
+    assert batches(model, specs[:2], one) == [[0], [1]]
+    two = zonogpt.embedding_ball(model, [1, 2, 3], [0, 1], 1e-3)
+    assert sorted(map(len, batches(model, [specs[3], two], None))) == [1, 1]  # twice as many symbols
+    assert len(batches(model, [specs[3], specs[3].with_claim([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0])], None)) == 2
 
 
 def test_unknown_names_the_block_and_a_radius_that_holds():

@@ -8,6 +8,7 @@ E_LN, E_SOFTMAX = "transforms/ellipsoidal/layernorm.py", "transforms/ellipsoidal
 E_POINT, E_ERRORS = "transforms/ellipsoidal/attention_point.py", "transforms/ellipsoidal/attention_errors.py"
 E_ATTENTION, E_MLP = "transforms/ellipsoidal/attention.py", "transforms/ellipsoidal/mlp.py"
 ELLIPSOIDS, SYMBOLS, E_METHOD = "domains/ellipsoidal.py", "domains/symbols.py", "methods/ellipsoidal.py"
+IR = "model/ir.py"
 STEPS, ROWS, SETS, WHOLE = (
     ("test_ellipsoidal_steps.py",),
     ("test_ellipsoidal_softmax.py",),
@@ -114,6 +115,10 @@ METHOD_E: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("input's own part dropped", E_METHOD, 'losses[(0, "input", "input")] = dual_norm', 'losses[(0, "input", "input")] = 0 * dual_norm', WHOLE),
     ("a perturbed token taken for exact", E_METHOD, "return spec.input.first_moving() if causal else 0", "return spec.input.first_moving() + 1 if causal else 0", WHOLE),
     ("the largest radius of a batch for none", E_METHOD, "return [Bounds(*parts) for parts in zip(margins, ledgers, lost, strict=True)]", "return [Bounds(margins[0], ledgers[0], lost[0]) for _ in specs]", WHOLE),
+    ("padding in front seen by all", IR, "(seen & real[:, None] |", "(seen |", WHOLE),
+    ("padding forgotten by the exact tokens", E_METHOD, "still = block(still, begin.padding) if", "still = block(still) if", WHOLE),
+    ("padding forgotten by the moving tokens", E_METHOD, "z.n_tokens, limit, begin.padding)", "z.n_tokens, limit)", WHOLE),
+    ("symbols at the token of the longest sequence", E_METHOD, "G[b, token - len(tokens), ", "G[b, token - S, ", WHOLE),
     ("rows that do not go back left at the centre", E_METHOD, "margins = tape.value - torch.cat(", "margins = tape.value - 0 * torch.cat(", WHOLE),
     ("l_2 ball of a smaller radius", INPUTS, "torch.full_like(box.anchor, box.radius * (1 + 2**-50))", "torch.full_like(box.anchor, 0.9 * box.radius)", WHOLE),
     ("Jacobian without centring", E_LN, "torch.stack([gamma * rho, gamma", "torch.stack([0 * gamma * rho, gamma", STEPS),

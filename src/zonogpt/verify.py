@@ -200,9 +200,14 @@ class _Run:
         return [dataclasses.replace(result, seconds=share) for result in results]
 
     def unperturbed(self, specs: Sequence[Spec]) -> tuple[Tensor, Tensor]:
-        """The outputs at the anchors of specs of one shape, (B, outputs): in float64, and as float32 has them."""
-        x = torch.stack([spec.input.embed(spec.input.anchor) for spec in specs])
-        return self.exact.forward(x), self.rounded.forward(x.float()).double()
+        """The outputs at the anchors, (B, outputs): in float64, and as float32 has them."""
+        tokens = [spec.input.embed(spec.input.anchor) for spec in specs]
+        outputs = torch.empty(2, len(specs), self.exact.n_outputs, dtype=torch.float64, device=self.exact.device)
+        for length in {len(x) for x in tokens}:
+            at = [i for i, x in enumerate(tokens) if len(x) == length]
+            x = torch.stack([tokens[i] for i in at])
+            outputs[0, at], outputs[1, at] = self.exact.forward(x), self.rounded.forward(x.float()).double()
+        return outputs[0], outputs[1]
 
     def find(self, spec: Spec, output: Tensor, deadline: float) -> Finding:
         """The unperturbed input, whose output is given, if it breaks the claim; with an attack, whatever that finds."""

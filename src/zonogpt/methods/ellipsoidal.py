@@ -21,10 +21,18 @@ from zonogpt.domains.symbols import dual_norm
 from zonogpt.errors import OptionError
 from zonogpt.memory import free_bytes
 from zonogpt.methods.method import Bounds, NonFiniteBlockError, OnBlock, Progress
-from zonogpt.methods.plan import MOST_KEPT_BYTES, Plan, Sizes, chunk_bytes, kept_bytes, plan_ellipsoidal, whole_sizes
+from zonogpt.methods.plan import (
+    Plan,
+    Sizes,
+    chunk_bytes,
+    kept_bytes,
+    most_kept_bytes,
+    plan_ellipsoidal,
+    whole_sizes,
+)
 from zonogpt.model.ir import AttentionBlock, Model
 from zonogpt.result import Ledger, LedgerEntry
-from zonogpt.spec.inputs import centre_and_noise
+from zonogpt.spec.inputs import InputBox, centre_and_noise
 from zonogpt.spec.spec import Spec
 from zonogpt.transforms.ellipsoidal.attention import AttentionStep, attention_step
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep, layernorm_step
@@ -33,16 +41,24 @@ from zonogpt.transforms.ellipsoidal.mlp import MlpStep, mlp_step
 ROWS = 64  # claim rows that go back together
 MOST_ROWS = 1024  # rows that go back at all: of a language model's 50,256 only those that the forward bound leaves open
 
+# Every spec of a batch has this part of the longest one's moving tokens: the rest is work for nothing. A GPU waits for
+# small calls longer than it works on them; a CPU gains nothing.
+LEAST_MOVING = {"cuda": 0.75}
+
 Where = tuple[int, str, str]  # block, kind, step
 Step = AttentionStep | MlpStep
 
 
 @dataclass(frozen=True)
 class Start:
-    """The input sets of a batch: tokens before the first that moves, and the others as ellipsoidal zonotopes."""
+    """The input sets of a batch: tokens before the first that moves, and the others as ellipsoidal zonotopes.
+
+    Shorter sequences have padding in front, so that all end together, with the token that the head reads.
+    """
 
     still: Tensor  # (B, p, d)
     z: EllipsoidalZonotope
+    padding: Tensor | None  # (B,) tokens, as in AttentionBlock.visible; None: all are of one length
 
 
 @dataclass(frozen=True)
@@ -70,28 +86,37 @@ class EllipsoidalMethod:
         return plan_ellipsoidal(sizes, dtype.itemsize, 1, budget_bytes)
 
     def batches(self, model: Model, specs: Sequence[Spec], budget_bytes: int | None) -> list[list[int]]:
-        """Specs of one shape, as many together as the budget holds."""
+        """Specs alike, as many together as the budget holds: see `alike`, and LEAST_MOVING for their moving tokens."""
         groups: dict[object, list[int]] = {}
         for i, spec in enumerate(specs):
-            shape = (spec.input.n_tokens, spec.claim.n_rows, spec.input.norm, sizes(model, spec))
-            groups.setdefault(shape, []).append(i)
+            groups.setdefault(alike(model, spec), []).append(i)
         budget = default_budget(model.device) if budget_bytes is None else budget_bytes
+        least, item = LEAST_MOVING.get(model.device.type, 1.0), model.dtype.itemsize
         out = []
         for group in groups.values():
-            size, item = sizes(model, specs[group[0]]), model.dtype.itemsize
-            each = plan_ellipsoidal(size, item, 1, budget).peak_bytes
-            if budget_bytes is not None and each > budget_bytes:
-                raise OptionError(
-                    f"the budget is {budget_bytes / 2**20:,.0f} MiB, but method E needs {each / 2**20:,.0f} MiB here"
-                )
-            step = max(1, min(budget // each, MOST_KEPT_BYTES // kept_bytes(size, item)))
-            out += [group[k : k + step] for k in range(0, len(group), step)]
+            size = {i: sizes(model, specs[i]) for i in group}
+            left = sorted(group, key=lambda i: -size[i].n_tokens)
+            while left:
+                longest = size[left[0]]
+                each = plan_ellipsoidal(longest, item, 1, budget).peak_bytes
+                if budget_bytes is not None and each > budget_bytes:
+                    raise OptionError(
+                        f"the budget is {budget_bytes / 2**20:,.0f} MiB,"
+                        f" but method E needs {each / 2**20:,.0f} MiB here"
+                    )
+                most = max(1, min(budget // each, most_kept_bytes(model.device.type) // kept_bytes(longest, item)))
+                batch = [i for i in left[:most] if size[i].n_tokens >= least * longest.n_tokens]
+                out.append(batch)
+                left = left[len(batch) :]
         return out
 
     def bound_many(
         self, model: Model, specs: Sequence[Spec], budget_bytes: int | None, on_block: OnBlock | None
     ) -> list[Bounds]:
-        limit = chunk_bytes(sizes(model, specs[0]), model.dtype.itemsize, len(specs), budget_bytes)
+        longest = max((sizes(model, spec) for spec in specs), key=lambda size: size.n_tokens)
+        if budget_bytes is None and model.device.type == "cuda":
+            budget_bytes = default_budget(model.device)  # of which large chunks take what a batch leaves
+        limit = chunk_bytes(longest, model.dtype.itemsize, len(specs), budget_bytes)
         tape = forward(model, specs, limit, on_block)
         try:
             margins, losses = backward(tape)
@@ -118,6 +143,12 @@ def sizes(model: Model, spec: Spec) -> Sizes:
     return dataclasses.replace(whole_sizes(model, spec), n_tokens=spec.input.n_tokens - first_moving(model, spec))
 
 
+def alike(model: Model, spec: Spec) -> object:
+    """What specs of a batch have in common. Where the last token is read, sequences may differ in length."""
+    length = None if model.head.pool == "last" else spec.input.n_tokens
+    return length, spec.claim.n_rows, spec.input.norm, whole_sizes(model, spec).n_inputs
+
+
 def first_moving(model: Model, spec: Spec) -> int:
     """The first token that can move; 0 without a causal mask, where every token sees every other."""
     causal = all(block.causal for block in model.blocks if isinstance(block, AttentionBlock))
@@ -125,23 +156,29 @@ def first_moving(model: Model, spec: Spec) -> int:
 
 
 def start(model: Model, specs: Sequence[Spec]) -> Start:
-    """The input sets, one symbol per raw number that moves in any of them; exact up to the model's dtype."""
-    noises = [centre_and_noise(spec.input) for spec in specs]
-    c = torch.stack([spec.input.embed(centre) for spec, (centre, _, _) in zip(specs, noises, strict=True)])
-    local = torch.stack(
-        [spec.input.local_generators(scale) for spec, (_, scale, _) in zip(specs, noises, strict=True)]
-    )  # (B, S, q, d)
-    first = min(first_moving(model, spec) for spec in specs)
-    where = (local.abs().amax((0, 3)) > 0).nonzero()  # (m, 2)
-    if not len(where):
-        where = torch.tensor([[c.shape[1] - 1, 0]], device=c.device)  # one symbol that moves nothing: no empty sums
-    token, index = where.unbind(1)
-    B, S, d = c.shape
-    G = torch.zeros(B, S - first, len(where), d, dtype=model.dtype, device=c.device)
-    G[:, token - first, torch.arange(len(where), device=c.device)] = local[:, token, index].to(model.dtype)
-    Q = torch.zeros(B, S - first, d, d, dtype=model.dtype, device=c.device)
-    z = EllipsoidalZonotope(c[:, first:].to(model.dtype), G, Q, noises[0][2])
-    return Start(c[:, :first].to(model.dtype), z)
+    """The input sets, in each one symbol per raw number that moves; exact up to the model's dtype."""
+    sets = [symbols(spec.input) for spec in specs]
+    B, S, d = len(specs), max(spec.input.n_tokens for spec in specs), model.width
+    n = max(spec.input.n_tokens - first_moving(model, spec) for spec in specs)
+    m = max(1, *(len(generators) for _, _, generators in sets))  # one that moves nothing, if none does: no empty sums
+    c = torch.empty(B, S, d, dtype=model.dtype, device=model.device)
+    G, Q = c.new_zeros(B, n, m, d), c.new_zeros(B, n, d, d)
+    for b, (tokens, token, generators) in enumerate(sets):
+        padding = S - len(tokens)
+        c[b, :padding] = tokens[0]  # does by itself what the first token does, and moves nothing
+        c[b, padding:] = tokens
+        G[b, token - len(tokens), torch.arange(len(token), device=G.device)] = generators.to(model.dtype)
+    z = EllipsoidalZonotope(c[:, S - n :], G, Q, specs[0].input.norm)
+    padded = torch.tensor([S - len(tokens) for tokens, _, _ in sets], device=model.device)
+    return Start(c[:, : S - n], z, padded if bool(padded.any()) else None)
+
+
+def symbols(box: InputBox) -> tuple[Tensor, Tensor, Tensor]:
+    """The centre's tokens (S, d), and of every raw number that moves: its token (m,) and its generator (m, d)."""
+    centre, scale, _ = centre_and_noise(box)
+    local = box.local_generators(scale)  # (S, q, d)
+    token, index = (local.abs().amax(-1) > 0).nonzero().unbind(1)
+    return box.embed(centre), token, local[token, index]
 
 
 def forward(model: Model, specs: Sequence[Spec], limit: int, on_block: OnBlock | None) -> Tape:
@@ -158,13 +195,14 @@ def forward(model: Model, specs: Sequence[Spec], limit: int, on_block: OnBlock |
             if isinstance(block, AttentionBlock):
                 # Behind the last attention only the tokens that the head reads matter.
                 one = t == last_attention and model.head.pool == "last"
-                z, step = attention_step(block, z, still, 1 if one else z.n_tokens, limit)
+                z, step = attention_step(block, z, still, 1 if one else z.n_tokens, limit, begin.padding)
             else:
                 z, step = mlp_step(block, z, limit)
         except NonFiniteBoundError as error:
             raise NonFiniteBlockError(t + 1, block.kind, error.step) from error
         steps.append(step)
-        still = block(still) if still.shape[1] else still
+        if still.shape[1]:
+            still = block(still, begin.padding) if isinstance(block, AttentionBlock) else block(still)
     try:
         head = layernorm_step(model.head.norm, z, limit).for_the_tape()
     except NonFiniteBoundError as error:
@@ -172,8 +210,8 @@ def forward(model: Model, specs: Sequence[Spec], limit: int, on_block: OnBlock |
     bias = None if model.head.bias is None else model.head.bias.double()
     folded = [spec.claim.fold(model.head.weight.double(), bias) for spec in specs]
     rows, offset = (torch.stack(part).to(model.dtype) for part in zip(*folded, strict=True))
-    pool = model.head.pool_weights(specs[0].input.n_tokens)
     p = still.shape[1]
+    pool = model.head.pool_weights(p + begin.z.n_tokens)
     pooled = torch.einsum("s,bsd->bd", pool[:p], model.head.norm(still))
     pooled = pooled + torch.einsum("s,bsd->bd", pool[-z.n_tokens :], head.centre)
     value = offset + (rows @ pooled[..., None]).squeeze(-1)

@@ -80,8 +80,12 @@ def plan_structured(
     return Plan(limit, m, most_local, peak * bytes_each + 5 * temporary_bytes(sizes.device_type))
 
 
-SMALLEST_CHUNK, LARGEST_CHUNK = 1 << 24, 1 << 30
-MOST_KEPT_BYTES = KEPT_CHUNKS * LARGEST_CHUNK  # of a batch's tangents; with more they would be computed twice
+SMALLEST_CHUNK, LARGEST_CHUNK = 1 << 24, {"cpu": 1 << 30, "cuda": 1 << 32}  # a GPU wants few, large calls
+
+
+def most_kept_bytes(device_type: str) -> int:
+    """Of a batch's tangents; with more they would be computed twice."""
+    return KEPT_CHUNKS * LARGEST_CHUNK.get(device_type, LARGEST_CHUNK["cpu"])
 
 
 def plan_ellipsoidal(sizes: Sizes, item: int, batch: int, budget_bytes: int | None) -> Plan:
@@ -99,7 +103,7 @@ def chunk_bytes(sizes: Sizes, item: int, batch: int, budget_bytes: int | None) -
     What is kept of them takes no more than KEPT_CHUNKS as much again.
     """
     everything = item * batch * sizes.n_inputs * 10 * (sizes.n_tokens * sizes.width + sizes.n_heads * sizes.n_tokens**2)
-    largest = min(LARGEST_CHUNK, max(SMALLEST_CHUNK, everything))
+    largest = min(most_kept_bytes(sizes.device_type) // KEPT_CHUNKS, max(SMALLEST_CHUNK, everything))
     if budget_bytes is None:
         return largest
     attention, mlp, tape = _ellipsoidal_bytes(sizes, item, batch)

@@ -60,15 +60,23 @@ class AttentionBlock:
     def join_heads(self, x: Tensor) -> Tensor:  # (..., H, S, e) -> (..., S, d)
         return x.transpose(-3, -2).flatten(-2)
 
-    def visible(self, n_tokens: int) -> Tensor:
-        """(S, S) booleans: may query i look at key j."""
-        full = torch.ones(n_tokens, n_tokens, dtype=torch.bool, device=self.w_o.device)
-        return full.tril() if self.causal else full
+    def visible(self, n_tokens: int, padding: Tensor | None = None) -> Tensor:
+        """(S, S) booleans: may query i look at key j.
 
-    def __call__(self, x: Tensor) -> Tensor:  # (..., S, d) -> (..., S, d)
+        With `padding` (B,), (B, 1, S, S): so many tokens in front of each sequence are none of its own. Nobody sees
+        them but each itself, so they change nothing and have something to look at.
+        """
+        full = torch.ones(n_tokens, n_tokens, dtype=torch.bool, device=self.w_o.device)
+        seen = full.tril() if self.causal else full
+        if padding is None:
+            return seen
+        real = torch.arange(n_tokens, device=seen.device) >= padding[:, None]
+        return (seen & real[:, None] | torch.eye(n_tokens, dtype=torch.bool, device=seen.device))[:, None]
+
+    def __call__(self, x: Tensor, padding: Tensor | None = None) -> Tensor:  # (..., S, d) -> (..., S, d)
         q, k, v = map(self.split_heads, (self.norm(x) @ self.w_qkv + self.b_qkv).chunk(3, dim=-1))
         scores = (q @ k.transpose(-1, -2)) * self.scale  # (..., H, S, S)
-        scores = scores.masked_fill(~self.visible(x.shape[-2]), -math.inf)
+        scores = scores.masked_fill(~self.visible(x.shape[-2], padding), -math.inf)
         return x + self.join_heads(scores.softmax(-1) @ v) @ self.w_o + self.b_o
 
 

@@ -93,15 +93,22 @@ class AttentionStep:
 
 
 def attention_step(
-    block: AttentionBlock, z: EllipsoidalZonotope, still: Tensor, n_queries: int, limit: int
+    block: AttentionBlock,
+    z: EllipsoidalZonotope,
+    still: Tensor,
+    n_queries: int,
+    limit: int,
+    padding: Tensor | None = None,
 ) -> tuple[EllipsoidalZonotope, AttentionStep]:
     """Z' with A(x) in Z' at the last `n_queries` tokens, for x in z behind the exact tokens `still` (B, p, d).
+
+    `padding` as in AttentionBlock.visible.
 
     The symbols of z are kept. Memory O(B (n m d + n d^2 + H n S (S + e))) and some `limit` bytes of tangents; products
     O(n m d^2 + n d^3 + n S d^2).
     """
     norm = layernorm_step(block.norm, z, limit)
-    point = attention_point(block, block.norm(still), norm.centre, n_queries)
+    point = attention_point(block, block.norm(still), norm.centre, n_queries, padding)
     pr = project(point, minkowski(norm.jacobian_gram(z.Q), norm.error_gram))
 
     def moved(part: slice) -> Tangents:

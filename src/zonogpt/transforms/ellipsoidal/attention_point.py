@@ -50,17 +50,22 @@ class AttentionPoint:
         return self.V[:, :, None] - self.O[:, :, :, None]
 
 
-def attention_point(block: AttentionBlock, still: Tensor, moving: Tensor, n_queries: int) -> AttentionPoint:
-    """`still` (B, p, d) and `moving` (B, n, d): LayerNorm's output at the exact tokens and the centre at the others."""
+def attention_point(
+    block: AttentionBlock, still: Tensor, moving: Tensor, n_queries: int, padding: Tensor | None = None
+) -> AttentionPoint:
+    """`still` (B, p, d) and `moving` (B, n, d): LayerNorm's output at the exact tokens and the centre at the others.
+
+    `padding` as in AttentionBlock.visible.
+    """
     tokens = torch.cat([still, moving], dim=1)
     S = tokens.shape[1]
     Q, K, V = map(block.split_heads, (tokens @ block.w_qkv + block.b_qkv).chunk(3, dim=-1))
     Q = Q[:, :, S - n_queries :]
     scores = (Q @ K.mT) * block.scale
     require_finite("attention scores", Q, K, V, scores)
-    visible = block.visible(S)[S - n_queries :]
-    log_P = scores.masked_fill(~visible, -math.inf).log_softmax(-1)
-    require_finite("attention scores", log_P[:, :, visible])  # -inf is to mean "masked" and nothing else
+    masked = ~block.visible(S, padding)[..., S - n_queries :, :]
+    log_P = scores.masked_fill(masked, -math.inf).log_softmax(-1)
+    require_finite("attention scores", log_P.masked_fill(masked, 0.0))  # -inf is to mean "masked" and nothing else
     P = log_P.exp()
     return AttentionPoint(block, Q, K, V, log_P, P, P @ V, still.shape[1])
 
