@@ -111,7 +111,7 @@ def test_adjoint_is_never_worse_than_the_forward_bound():
         with torch.no_grad():
             tape = ellipsoidal.forward(model, [zonogpt.image_ball(model, image, radius)], LIMIT, None)
             margins, _ = ellipsoidal.backward(tape)
-            direct = tape.value - tape.head.loss(ellipsoidal._pooled_rows(tape, torch.arange(2)), LIMIT)
+            direct = tape.value - tape.head.loss(ellipsoidal._pooled_rows(tape, torch.tensor([[0, 1]])), LIMIT)
         assert (margins >= direct - 1e-9).all()
 
 
@@ -126,6 +126,26 @@ def test_many_rows_go_through_the_forward_bound(monkeypatch):
     assert (some <= full + 1e-9).all()
     assert int(torch.isclose(some, full).sum()) >= 5
     assert (attack(model, spec, restarts=2, steps=8).margins >= some - 1e-9).all()
+    others = [
+        zonogpt.embedding_ball(model, [7, 1, 20, 9], [2], 0.3),
+        zonogpt.embedding_ball(model, [3, 5, 1], [1], 0.3),
+    ]
+    with torch.no_grad():
+        together = ellipsoidal.METHOD_E.bound_many(
+            moved(model, model.device, torch.float64), [spec, *others], None, None
+        )
+    torch.testing.assert_close(together[0].margins, some)  # its own lowest rows, not those of hopeless company
+
+
+def test_exact_tokens_count_in_the_plan():
+    """One moving token behind many exact ones: they are keys, and a row of scores has a Gram over all keys."""
+    model = moved(trained("text"), torch.device("cpu"), torch.float64)
+    size = ellipsoidal.sizes(model, zonogpt.embedding_ball(model, [1, 2, 3, 4, 5, 6], [5], 1e-3))
+    assert (size.n_tokens, size.length) == (1, 6)
+    far = dataclasses.replace(size, length=600)
+    for batch in (1, 10):
+        grown = plan_ellipsoidal(far, 8, batch, None).peak_bytes - plan_ellipsoidal(size, 8, batch, None).peak_bytes
+        assert grown > 4 * 8 * batch * model.n_heads * 600**2
 
 
 def test_verify_many_gives_what_verify_gives():
@@ -176,15 +196,12 @@ def sentences_of_many_lengths(model, places="anywhere", norm=math.inf):
 @pytest.mark.parametrize("norm", [math.inf, 2.0])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("places", PLACES)
-def test_sentences_of_different_lengths_share_a_batch(places, causal, norm, monkeypatch):
+def test_sentences_of_different_lengths_share_a_batch(places, causal, norm):
     """Padding in front changes no margin, whoever moves, and what is proved together is proved."""
     model = moved(trained("text"), torch.device("cpu"), torch.float64)
     blocks = [dataclasses.replace(b, causal=causal) if b.kind == "attention" else b for b in model.blocks]
     model = dataclasses.replace(model, blocks=tuple(blocks))
     specs = sentences_of_many_lengths(model, places, norm)
-    monkeypatch.setattr(ellipsoidal, "LEAST_MOVING", {"cpu": 0.0})
-    (batch,) = ellipsoidal.METHOD_E.batches(model, specs[:5], None)
-    assert sorted(batch) == list(range(5))
     with torch.no_grad():
         together = ellipsoidal.METHOD_E.bound_many(model, specs, None, None)
     for spec, bounds in zip(specs, together, strict=True):
@@ -206,11 +223,16 @@ def test_verify_many_of_sentences_gives_what_verify_gives(monkeypatch):
 def test_which_sentences_share_a_batch(monkeypatch):
     """On a CPU those with as many moving tokens; on a GPU, whose calls are dear, those with not many fewer."""
     model = moved(trained("text"), torch.device("cpu"), torch.float64)
-    specs = sentences_of_many_lengths(model)  # 6, 5, 1, 2, 1, 1 moving tokens; the last one moves nothing
+    specs = sentences_of_many_lengths(model)[:5]  # 8, 5, 6, 3, 1 tokens, of which 6, 5, 1, 2, 1 move
+    lasts = sentences_of_many_lengths(model, "last")[:5]
     batches = ellipsoidal.METHOD_E.batches
-    assert batches(model, specs[:5], None) == [[0], [1], [3], [2, 4]]
+    assert batches(model, specs, None) == [[0], [1], [2], [3], [4]]
+    assert batches(model, lasts, None) == [[0, 1, 2], [3], [4]]  # none is padded to more than twice its length
+    with monkeypatch.context() as patch:
+        patch.setattr(ellipsoidal, "SHORT", 5)
+        assert batches(model, lasts, None) == [[0], [1], [2], [3], [4]]
     monkeypatch.setattr(ellipsoidal, "LEAST_MOVING", {"cpu": 0.5})
-    assert batches(model, specs[:5], None) == [[0, 1], [3, 2, 4]]
+    assert batches(model, specs, None) == [[0, 1], [2], [3], [4]]
     one = plan_ellipsoidal(ellipsoidal.sizes(model, specs[0]), 8, 1, 1).peak_bytes
     assert batches(model, specs[:2], one) == [[0], [1]]
     two = zonogpt.embedding_ball(model, [1, 2, 3], [0, 1], 1e-3)

@@ -115,7 +115,7 @@ METHOD_E: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("input's own part dropped", E_METHOD, 'losses[(0, "input", "input")] = dual_norm', 'losses[(0, "input", "input")] = 0 * dual_norm', WHOLE),
     ("a perturbed token taken for exact", E_METHOD, "return spec.input.first_moving() if causal else 0", "return spec.input.first_moving() + 1 if causal else 0", WHOLE),
     ("the largest radius of a batch for none", E_METHOD, "return [Bounds(*parts) for parts in zip(margins, ledgers, lost, strict=True)]", "return [Bounds(margins[0], ledgers[0], lost[0]) for _ in specs]", WHOLE),
-    ("padding in front seen by all", IR, "(seen & real[:, None] |", "(seen |", WHOLE),
+    ("padding in front seen by all", IR, "(seen & real[:, None] & real[..., None] |", "(seen |", WHOLE),
     ("padding forgotten by the exact tokens", E_METHOD, "still = block(still, begin.padding) if", "still = block(still) if", WHOLE),
     ("padding forgotten by the moving tokens", E_METHOD, "z.n_tokens, limit, begin.padding)", "z.n_tokens, limit)", WHOLE),
     ("symbols at the token of the longest sequence", E_METHOD, "G[b, token - len(tokens), ", "G[b, token - S, ", WHOLE),

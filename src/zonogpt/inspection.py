@@ -63,7 +63,7 @@ def inspect(
             raise OptionError(f"positions must lie in 1..{S}; got {moving}")
         inputs = moving * d
     limit = pool_limit(S, d, run_dtype, budget_bytes)
-    sizes = Sizes(S, d, model.n_heads, model.hidden, len(model.blocks), inputs, per_token, model.device.type)
+    sizes = Sizes(S, S, d, model.n_heads, model.hidden, len(model.blocks), inputs, per_token, model.device.type)
     plans = {name: method.plan(sizes, run_dtype, budget_bytes) for name, method in METHODS.items()}
     n_parameters = count_parameters(model)
     run_parameters = count_parameters((model.blocks, model.head))

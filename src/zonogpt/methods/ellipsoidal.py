@@ -27,6 +27,7 @@ from zonogpt.methods.plan import (
     chunk_bytes,
     kept_bytes,
     most_kept_bytes,
+    n_moving,
     plan_ellipsoidal,
     whole_sizes,
 )
@@ -41,9 +42,10 @@ from zonogpt.transforms.ellipsoidal.mlp import MlpStep, mlp_step
 ROWS = 64  # claim rows that go back together
 MOST_ROWS = 1024  # rows that go back at all: of a language model's 50,256 only those that the forward bound leaves open
 
-# Every spec of a batch has this part of the longest one's moving tokens: the rest is work for nothing. A GPU waits for
-# small calls longer than it works on them; a CPU gains nothing.
+# Every spec of a batch has at least this part of the most moving tokens among them: the rest is work for nothing. A GPU
+# waits for small calls longer than it works on them; a CPU gains nothing.
 LEAST_MOVING = {"cuda": 0.75}
+SHORT = 64  # up to so many tokens, sequences may be padded to twice their length; longer ones not at all
 
 Where = tuple[int, str, str]  # block, kind, step
 Step = AttentionStep | MlpStep
@@ -86,7 +88,7 @@ class EllipsoidalMethod:
         return plan_ellipsoidal(sizes, dtype.itemsize, 1, budget_bytes)
 
     def batches(self, model: Model, specs: Sequence[Spec], budget_bytes: int | None) -> list[list[int]]:
-        """Specs alike, as many together as the budget holds: see `alike`, and LEAST_MOVING for their moving tokens."""
+        """Specs that are `alike`, with about as many moving tokens (LEAST_MOVING), as many as the budget holds."""
         groups: dict[object, list[int]] = {}
         for i, spec in enumerate(specs):
             groups.setdefault(alike(model, spec), []).append(i)
@@ -95,9 +97,10 @@ class EllipsoidalMethod:
         out = []
         for group in groups.values():
             size = {i: sizes(model, specs[i]) for i in group}
+            length = max(size[i].length for i in group)
             left = sorted(group, key=lambda i: -size[i].n_tokens)
             while left:
-                longest = size[left[0]]
+                longest = dataclasses.replace(size[left[0]], length=length)
                 each = plan_ellipsoidal(longest, item, 1, budget).peak_bytes
                 if budget_bytes is not None and each > budget_bytes:
                     raise OptionError(
@@ -113,10 +116,13 @@ class EllipsoidalMethod:
     def bound_many(
         self, model: Model, specs: Sequence[Spec], budget_bytes: int | None, on_block: OnBlock | None
     ) -> list[Bounds]:
-        longest = max((sizes(model, spec) for spec in specs), key=lambda size: size.n_tokens)
-        if budget_bytes is None and model.device.type == "cuda":
-            budget_bytes = default_budget(model.device)  # of which large chunks take what a batch leaves
-        limit = chunk_bytes(longest, model.dtype.itemsize, len(specs), budget_bytes)
+        each = [sizes(model, spec) for spec in specs]
+        longest = dataclasses.replace(
+            each[0], n_tokens=max(size.n_tokens for size in each), length=max(size.length for size in each)
+        )
+        # A GPU's large chunks must leave room for the batch itself.
+        budget = default_budget(model.device) if budget_bytes is None and model.device.type == "cuda" else budget_bytes
+        limit = chunk_bytes(longest, model.dtype.itemsize, len(specs), budget)
         tape = forward(model, specs, limit, on_block)
         try:
             margins, losses = backward(tape)
@@ -144,9 +150,10 @@ def sizes(model: Model, spec: Spec) -> Sizes:
 
 
 def alike(model: Model, spec: Spec) -> object:
-    """What specs of a batch have in common. Where the last token is read, sequences may differ in length."""
-    length = None if model.head.pool == "last" else spec.input.n_tokens
-    return length, spec.claim.n_rows, spec.input.norm, whole_sizes(model, spec).n_inputs
+    """What specs of a batch have in common. Where the last token is read, short sequences may differ in length."""
+    S = spec.input.n_tokens
+    length = (S - 1).bit_length() if model.head.pool == "last" and S <= SHORT else -S
+    return length, spec.claim.n_rows, spec.input.norm, n_moving(spec)
 
 
 def first_moving(model: Model, spec: Spec) -> int:
@@ -164,9 +171,8 @@ def start(model: Model, specs: Sequence[Spec]) -> Start:
     c = torch.empty(B, S, d, dtype=model.dtype, device=model.device)
     G, Q = c.new_zeros(B, n, m, d), c.new_zeros(B, n, d, d)
     for b, (tokens, token, generators) in enumerate(sets):
-        padding = S - len(tokens)
-        c[b, :padding] = tokens[0]  # does by itself what the first token does, and moves nothing
-        c[b, padding:] = tokens
+        c[b, : S - len(tokens)] = tokens[0]  # padding: as finite as the first token, and nobody sees it
+        c[b, S - len(tokens) :] = tokens
         G[b, token - len(tokens), torch.arange(len(token), device=G.device)] = generators.to(model.dtype)
     z = EllipsoidalZonotope(c[:, S - n :], G, Q, specs[0].input.norm)
     padded = torch.tensor([S - len(tokens) for tokens, _, _ in sets], device=model.device)
@@ -220,25 +226,27 @@ def forward(model: Model, specs: Sequence[Spec], limit: int, on_block: OnBlock |
 
 def backward(tape: Tape) -> tuple[Tensor, dict[Where, Tensor]]:
     """Margins (B, K), and what each step takes from them, averaged over the rows (B,)."""
-    K = tape.rows.shape[1]
+    B, K = tape.value.shape
+    every = torch.arange(K, device=tape.value.device).expand(B, -1)
     if K <= MOST_ROWS:
-        pieces = [_go_back(tape, rows) for rows in torch.arange(K).split(ROWS)]
+        pieces = [_go_back(tape, rows) for rows in every.split(ROWS, dim=1)]
         margins = torch.cat([margins for margins, _ in pieces], dim=1)
     else:
         margins = tape.value - torch.cat(
-            [tape.head.loss(_pooled_rows(tape, rows), tape.limit) for rows in torch.arange(K).split(ROWS)], dim=1
+            [tape.head.loss(_pooled_rows(tape, rows), tape.limit) for rows in every.split(ROWS, dim=1)], dim=1
         )
         require_finite("head", margins)
-        lowest = margins.amin(0).argsort()[:MOST_ROWS].sort().values
-        pieces = [_go_back(tape, rows) for rows in lowest.split(ROWS)]
-        margins[:, lowest] = torch.maximum(margins[:, lowest], torch.cat([margins for margins, _ in pieces], dim=1))
+        lowest = margins.argsort(1)[:, :MOST_ROWS].sort(1).values  # of each input its own: their rows have other rivals
+        pieces = [_go_back(tape, rows) for rows in lowest.split(ROWS, dim=1)]
+        better = torch.maximum(margins.gather(1, lowest), torch.cat([margins for margins, _ in pieces], dim=1))
+        margins.scatter_(1, lowest, better)
     losses = {where: torch.cat([loss[where] for _, loss in pieces], dim=1).mean(1) for where in pieces[0][1]}
     return margins, losses
 
 
 def _pooled_rows(tape: Tape, rows: Tensor) -> Tensor:
-    """(B, K, n, d): these rows as functionals of the final LayerNorm's output."""
-    return tape.rows[:, rows, None, :] * tape.pool[:, None]
+    """(B, K, n, d): these rows (B, K) as functionals of the final LayerNorm's output."""
+    return torch.take_along_dim(tape.rows, rows[..., None], dim=1)[:, :, None] * tape.pool[:, None]
 
 
 def _go_back(tape: Tape, rows: Tensor) -> tuple[Tensor, dict[Where, Tensor]]:
@@ -251,7 +259,7 @@ def _go_back(tape: Tape, rows: Tensor) -> tuple[Tensor, dict[Where, Tensor]]:
         losses |= {(t, step.kind, name): loss for name, loss in taken.items()}
     z = tape.start.z
     losses[(0, "input", "input")] = dual_norm(torch.einsum("bknd,bnmd->bkm", functionals, z.G), z.p, -1)
-    margins = tape.value[:, rows] - torch.stack(list(losses.values())).sum(0)
+    margins = tape.value.gather(1, rows) - torch.stack(list(losses.values())).sum(0)
     require_finite("adjoint", margins)
     return margins, dict(sorted(losses.items()))
 

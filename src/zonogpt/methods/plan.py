@@ -17,7 +17,8 @@ from zonogpt.transforms.ellipsoidal.attention import KEPT_CHUNKS
 
 @dataclass(frozen=True)
 class Sizes:
-    n_tokens: int
+    n_tokens: int  # that are propagated
+    length: int  # tokens in all: those before the first that moves are keys for the others
     width: int
     n_heads: int
     hidden: int
@@ -31,8 +32,8 @@ def whole_sizes(model: Model, spec: Spec) -> Sizes:
     """Of a run that treats all tokens alike, whether they move or not."""
     box = spec.input
     return Sizes(
-        box.n_tokens, model.width, model.n_heads, model.hidden, len(model.blocks), n_moving(spec), box.inputs_per_token,
-        model.device.type,
+        box.n_tokens, box.n_tokens, model.width, model.n_heads, model.hidden, len(model.blocks), n_moving(spec),
+        box.inputs_per_token, model.device.type,
     )  # fmt: skip
 
 
@@ -80,12 +81,17 @@ def plan_structured(
     return Plan(limit, m, most_local, peak * bytes_each + 5 * temporary_bytes(sizes.device_type))
 
 
-SMALLEST_CHUNK, LARGEST_CHUNK = 1 << 24, {"cpu": 1 << 30, "cuda": 1 << 32}  # a GPU wants few, large calls
+SMALLEST_CHUNK = 1 << 24
+
+
+def largest_chunk(device_type: str) -> int:
+    """A GPU wants few, large calls."""
+    return 1 << 32 if device_type == "cuda" else 1 << 30
 
 
 def most_kept_bytes(device_type: str) -> int:
     """Of a batch's tangents; with more they would be computed twice."""
-    return KEPT_CHUNKS * LARGEST_CHUNK.get(device_type, LARGEST_CHUNK["cpu"])
+    return KEPT_CHUNKS * largest_chunk(device_type)
 
 
 def plan_ellipsoidal(sizes: Sizes, item: int, batch: int, budget_bytes: int | None) -> Plan:
@@ -102,8 +108,9 @@ def chunk_bytes(sizes: Sizes, item: int, batch: int, budget_bytes: int | None) -
 
     What is kept of them takes no more than KEPT_CHUNKS as much again.
     """
-    everything = item * batch * sizes.n_inputs * 10 * (sizes.n_tokens * sizes.width + sizes.n_heads * sizes.n_tokens**2)
-    largest = min(most_kept_bytes(sizes.device_type) // KEPT_CHUNKS, max(SMALLEST_CHUNK, everything))
+    per_symbol = sizes.n_tokens * sizes.width + sizes.n_heads * sizes.n_tokens * sizes.length
+    everything = item * batch * sizes.n_inputs * 10 * per_symbol
+    largest = min(largest_chunk(sizes.device_type), max(SMALLEST_CHUNK, everything))
     if budget_bytes is None:
         return largest
     attention, mlp, tape = _ellipsoidal_bytes(sizes, item, batch)
@@ -113,15 +120,16 @@ def chunk_bytes(sizes: Sizes, item: int, batch: int, budget_bytes: int | None) -
 
 def kept_bytes(sizes: Sizes, item: int) -> int:
     """Tangents of queries, keys, values and scores of one input, between their two uses."""
-    return item * sizes.n_inputs * (3 * sizes.n_tokens * sizes.width + sizes.n_heads * sizes.n_tokens**2)
+    return item * sizes.n_inputs * sizes.n_tokens * (3 * sizes.width + sizes.n_heads * sizes.length)
 
 
 def _ellipsoidal_bytes(sizes: Sizes, item: int, batch: int) -> tuple[int, int, int]:
     """Temporaries of an attention block and of an MLP block that are not chunked, and the tape."""
-    n, d, m, H, f = sizes.n_tokens, sizes.width, sizes.n_inputs, sizes.n_heads, sizes.hidden
+    n, S, d, m, H, f = sizes.n_tokens, sizes.length, sizes.width, sizes.n_inputs, sizes.n_heads, sizes.hidden
     state = n * d * (m + d + 7)  # a set, and what LayerNorm remembers of it
-    per_layer = 2 * n * d * (d // H) + 10 * H * n * n + 4 * n * d + 2 * n * f
+    per_layer = 2 * n * d * (d // H) + 10 * H * n * S + 2 * n * d + 2 * S * d + 2 * n * f
     tape = (sizes.n_blocks + 1) * state + sizes.n_blocks // 2 * per_layer
-    attention = n * d * (8 * d + m) + 6 * H * n**3 + 6 * n * n * d
-    mlp = n * d * (2 * f + 6 * d + m)
+    still = (S - n) * (6 * d + 2 * f) + 3 * H * (S - n) ** 2  # the exact tokens through a block
+    attention = n * d * (8 * d + m) + 6 * H * n * S * S + 6 * n * S * d + still
+    mlp = n * d * (2 * f + 6 * d + m) + still
     return item * batch * attention, item * batch * mlp, item * batch * tape

@@ -63,15 +63,16 @@ class AttentionBlock:
     def visible(self, n_tokens: int, padding: Tensor | None = None) -> Tensor:
         """(S, S) booleans: may query i look at key j.
 
-        With `padding` (B,), (B, 1, S, S): so many tokens in front of each sequence are none of its own. Nobody sees
-        them but each itself, so they change nothing and have something to look at.
+        With `padding` (B,), (B, 1, S, S): so many tokens in front of each sequence are none of its own. Each of them
+        sees itself and nothing else, and no other token sees it.
         """
         full = torch.ones(n_tokens, n_tokens, dtype=torch.bool, device=self.w_o.device)
         seen = full.tril() if self.causal else full
         if padding is None:
             return seen
-        real = torch.arange(n_tokens, device=seen.device) >= padding[:, None]
-        return (seen & real[:, None] | torch.eye(n_tokens, dtype=torch.bool, device=seen.device))[:, None]
+        real = torch.arange(n_tokens, device=seen.device) >= padding[:, None]  # (B, S)
+        itself = torch.eye(n_tokens, dtype=torch.bool, device=seen.device)
+        return (seen & real[:, None] & real[..., None] | itself)[:, None]
 
     def __call__(self, x: Tensor, padding: Tensor | None = None) -> Tensor:  # (..., S, d) -> (..., S, d)
         q, k, v = map(self.split_heads, (self.norm(x) @ self.w_qkv + self.b_qkv).chunk(3, dim=-1))

@@ -1,8 +1,8 @@
 """The MLP block, sequential and fused (paper, sections "MLP Block Transform" and "Fused MLP Transform").
 
 Both keep the old symbols through `x + (LN slope) W_1 diag(slope) W_2`. That chain is multiplied out once per token,
-a (d, d) matrix, and applied to all generators: far cheaper than pushing thousands of generators through 4 d hidden
-units, and hidden-width generators are never held. Derivations: docs/math.md, section "MLP".
+a (d, d) matrix, and applied to all generators: they meet the hidden units only once, to bound the preactivations, and
+hidden-width generators are never held. Derivations: docs/math.md, section "MLP".
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class AttentionPoint:
 
     @property
     def hidden(self) -> Tensor:
-        """(B, H, I, S): keys that the mask takes away."""
+        """(B, H, I, S): keys that the mask takes away, the same of every head."""
         return self.log_P == -math.inf
 
     @property
