@@ -166,17 +166,17 @@ def start(model: Model, specs: Sequence[Spec]) -> Start:
     """The input sets, in each one symbol per raw number that moves; exact up to the model's dtype."""
     sets = [symbols(spec.input) for spec in specs]
     B, S, d = len(specs), max(spec.input.n_tokens for spec in specs), model.width
-    n = max(spec.input.n_tokens - first_moving(model, spec) for spec in specs)
+    n = max(sizes(model, spec).n_tokens for spec in specs)
     m = max(1, *(len(generators) for _, _, generators in sets))  # one that moves nothing, if none does: no empty sums
     c = torch.empty(B, S, d, dtype=model.dtype, device=model.device)
     G, Q = c.new_zeros(B, n, m, d), c.new_zeros(B, n, d, d)
+    padding = [S - len(tokens) for tokens, _, _ in sets]
     for b, (tokens, token, generators) in enumerate(sets):
-        c[b, : S - len(tokens)] = tokens[0]  # padding: as finite as the first token, and nobody sees it
-        c[b, S - len(tokens) :] = tokens
+        c[b, : padding[b]] = tokens[0]  # as finite as the first token, and nobody sees it
+        c[b, padding[b] :] = tokens
         G[b, token - len(tokens), torch.arange(len(token), device=G.device)] = generators.to(model.dtype)
     z = EllipsoidalZonotope(c[:, S - n :], G, Q, specs[0].input.norm)
-    padded = torch.tensor([S - len(tokens) for tokens, _, _ in sets], device=model.device)
-    return Start(c[:, : S - n], z, padded if bool(padded.any()) else None)
+    return Start(c[:, : S - n], z, torch.tensor(padding, device=model.device) if any(padding) else None)
 
 
 def symbols(box: InputBox) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """GPT-2 on SST-2: GPT-2 tokens, the last token is read, from scratch, with interval bounds in the loss.
 
 The interval loss asks that the label survives when one token embedding of every sentence, drawn anew each time, moves
-in a box. At GPT-2's initialisation interval bounds grow about a hundred million times per layer, so no radius of the
+in a box. At GPT-2's initialisation interval bounds grow about a thousand million times per layer, so no radius of the
 benchmark says anything to begin with: the training finds the largest radius that does, and moves it up as the model
 learns to keep the bounds small. Where even the smallest radius that float32 can carry says nothing, the loss has
 diverged, and what remains is the cross-entropy.
