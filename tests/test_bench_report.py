@@ -96,6 +96,22 @@ def test_speed_is_of_whole_models_only():
     assert tables.speed(rows[180:], tables.by_model(rows[180:])) is None
 
 
+def test_sums_of_a_task_and_of_all_stand_below_the_models(tmp_path):
+    texts = [text_row(radius=radius, instance=f"{k}-1") for k in range(36) for radius in RADII]
+    rows = [*whole_model(), *texts, text_row(blocks=4, status="unknown"), row(method="A")]
+    lines = tables.by_model(rows)
+    images, sentences, both = (tables.ours(rows, lines, task) for task in ("mnist", "sst", None))
+    assert (images.models, images.count.proved, images.count.run, images.all_whole) == (1, 108, 180, True)
+    assert (sentences.models, sentences.count.proved, sentences.count.run) == (2, 180, 181)
+    assert (both.models, both.count.proved, both.count.run) == (3, 288, 361)
+    assert images.speed.paper == paper.Solved(144, 1507.2)
+    assert (sentences.all_whole, both.all_whole) == (False, False)  # the paper's sums would be of other models
+    assert tables.ours([row(method="A")], lines) is None
+    shown = [[value.text for value in total] for total in all_sheets(summarise(loaded(rows, tmp_path)))["ours"].totals]
+    assert [total[0] for total in shown] == ["All 1 of MNIST", "All 2 of SST-2", "All 3"]
+    assert [total[5] for total in shown] == ["144", words.NOTHING, words.NOTHING]
+
+
 def test_a_model_with_other_radii_is_not_whole():
     rows = [dataclasses.replace(one, radius=one.radius * 2) for one in whole_model()]
     assert not tables.is_whole(rows)

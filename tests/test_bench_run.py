@@ -22,7 +22,7 @@ from zonogpt.bench.make import Candidate, candidates, chosen, make
 from zonogpt.bench.rows import Row, Settings
 from zonogpt.bench.run import Watcher, run, source_commit
 from zonogpt.bench.train import train
-from zonogpt.bench.work import claim_status, first_inputs, one_claim
+from zonogpt.bench.work import claim_reason, claim_status, first_inputs, one_claim
 from zonogpt.errors import ModelError, OptionError, SpecError
 from zonogpt.result import Result
 from zonogpt.rows.store import open_store, parse
@@ -510,3 +510,11 @@ def pids_of_pieces() -> list[int]:
         except OSError:
             continue
     return found
+
+
+def test_a_proved_claim_does_not_give_the_reason_of_its_neighbours():
+    mixed = dataclasses.replace(result_with("unknown", 1.0, -1.0), reason="1 of 2 margins are not certified")
+    assert claim_reason(mixed, "verified").startswith("this margin is certified positive")
+    assert claim_reason(mixed, "unknown") == "1 of 2 margins are not certified"
+    proved = dataclasses.replace(result_with("verified", 1.0, 2.0), reason="all are")
+    assert claim_reason(proved, "verified") == "all are"

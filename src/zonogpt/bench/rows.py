@@ -46,7 +46,7 @@ class Row(record.Row):
     dtype: str
     peak_bytes: int
     attack_margin: float | None  # the lowest margin that a search found; None: nothing was searched
-    reason: str
+    reason: str  # of the propagation, as far as it is about this claim
     ledger: dict[str, float] | None  # by residual block, see Ledger; on the first claim of a propagation
     finished: str  # when, UTC
 

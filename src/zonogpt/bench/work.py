@@ -20,7 +20,7 @@ from zonogpt.model.ir import Model
 from zonogpt.model.replay import HuggingFaceModel
 from zonogpt.result import Ledger, Result
 from zonogpt.rows.record import digest
-from zonogpt.search.falsify import falsify
+from zonogpt.search.falsify import Finding, falsify
 from zonogpt.spec.spec import Spec
 from zonogpt.tensors import moved
 from zonogpt.verify import verify_many
@@ -73,28 +73,27 @@ class Worker:
     def solve(self, net: Model, jobs: Sequence[Job], on_rows: Callable[[list[Row]], None]) -> None:
         """Jobs of one model and method. `on_rows` gets the rows of each job as soon as they are known."""
         specs = [self.benchmark.spec(net, job.instances[0]) for job in jobs]
+        search = None if self.settings.attack is None else Search(net)
 
         def keep(index: int, result: Result) -> None:
-            on_rows(self.rows(net, jobs[index], specs[index], result))
+            on_rows(self.rows(net, search, jobs[index], specs[index], result))
 
         verify_many(
             net, specs, jobs[0].method, timeout=self.settings.timeout, dtype=self.settings.dtype,
             budget_bytes=self.settings.budget, on_result=keep,
         )  # fmt: skip
 
-    def rows(self, net: Model, job: Job, spec: Spec, result: Result) -> list[Row]:
+    def rows(self, net: Model, search: Search | None, job: Job, spec: Spec, result: Result) -> list[Row]:
         places = [rivals(spec).index(instance.rival) for instance in job.instances]
-        return [self.row(net, job, k, spec, at, result) for k, at in enumerate(places)]
+        return [self.row(net, search, job, k, spec, at, result) for k, at in enumerate(places)]
 
-    def row(self, net: Model, job: Job, k: int, spec: Spec, at: int, result: Result) -> Row:
+    def row(self, net: Model, search: Search | None, job: Job, k: int, spec: Spec, at: int, result: Result) -> Row:
         """Of the job's claim `k`, which is row `at` of the spec's."""
         instance = job.instances[k]
         status, margin = claim_status(result, at), float(result.margins[at])
-        reason, lowest = result.reason, None
-        if status in ("unknown", "timeout") and self.settings.attack is not None:
-            exact = moved(net, net.device, torch.float64)
-            with torch.enable_grad():  # which verify_many has switched off around its callbacks
-                finding = falsify(exact, one_claim(spec, at), HuggingFaceModel(net), seed=SEED)
+        reason, lowest = claim_reason(result, status), None
+        if status in ("unknown", "timeout") and search is not None:
+            finding = search(one_claim(spec, at))
             lowest = finding.lowest
             if finding.counterexample is not None:
                 status, reason = "falsified", finding.said
@@ -129,6 +128,18 @@ class Worker:
         )
 
 
+class Search:
+    """Looks for counterexamples of claims about one model, which is converted once for all of them."""
+
+    def __init__(self, net: Model) -> None:
+        self.exact = moved(net, net.device, torch.float64)
+        self.judge = HuggingFaceModel(net)
+
+    def __call__(self, spec: Spec) -> Finding:
+        with torch.enable_grad():  # which verify_many has switched off around its callbacks
+            return falsify(self.exact, spec, self.judge, seed=SEED)
+
+
 def claim_status(result: Result, at: int) -> str:
     """Of one claim of several: proved if its own margin is positive, unless the run distrusts its own bounds."""
     if result.status in ("verified", "timeout"):
@@ -137,6 +148,13 @@ def claim_status(result: Result, at: int) -> str:
         return result.status if len(result.margins) == 1 else "unknown"
     distrusted = bool((result.margins > 0).all())
     return "verified" if float(result.margins[at]) > 0 and not distrusted else "unknown"
+
+
+def claim_reason(result: Result, status: str) -> str:
+    """The propagation's, unless that is about claims that were not proved, and this one was."""
+    if status == "verified" and result.status != "verified":
+        return "this margin is certified positive; others of the same propagation are not"
+    return result.reason
 
 
 def rivals(spec: Spec) -> list[int]:

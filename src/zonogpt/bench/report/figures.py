@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,7 +93,7 @@ def solved(summary: Summary) -> Any:
         _grid(ax)
     axes.flat[-1].set_xlabel("radius")
     _radius_ticks(axes.flat[-1], summary.radii[0].radii)
-    _legend(figure, axes.flat[0])
+    _legend(figure, axes.flat)
     return figure
 
 
@@ -137,7 +137,7 @@ def cactus(summary: Summary) -> Any:
     ax.set(xscale="log", xlabel="seconds per instance", ylabel="instances proved")
     ax.set_ylim(bottom=0)
     _grid(ax)
-    _legend(figure, ax)
+    _legend(figure, [ax])
     return figure
 
 
@@ -168,7 +168,7 @@ def depth(summary: Summary) -> Any:
     axes.flat[-1].set_xticks(blocks, [str(n) for n in blocks])
     axes.flat[-1].minorticks_off()
     axes.flat[-1].set_xlabel("blocks")
-    _legend(figure, axes.flat[0])
+    _legend(figure, axes.flat)
     return figure
 
 
@@ -211,7 +211,9 @@ def _radius_ticks(ax: Any, radii: Sequence[float]) -> None:
     ax.minorticks_off()
 
 
-def _legend(figure: Any, ax: Any) -> None:
-    handles = ax.get_legend_handles_labels()
-    figure.legend(*handles, frameon=False, fontsize=10, loc="outside lower center", ncols=3, handlelength=2.0,
-                  columnspacing=1.2)  # fmt: skip
+def _legend(figure: Any, axes: Iterable[Any]) -> None:
+    """One for all axes: a line that only one of them has is named too."""
+    pairs = [zip(*ax.get_legend_handles_labels(), strict=True) for ax in axes]
+    named = {label: handle for ax in pairs for handle, label in ax}
+    figure.legend(named.values(), named.keys(), frameon=False, fontsize=10, loc="outside lower center", ncols=3,
+                  handlelength=2.0, columnspacing=1.2)  # fmt: skip

@@ -34,8 +34,8 @@ def table(sheet: Sheet) -> str:
 
     rule = ["---" if k in sheet.word_columns else "---:" for k in range(len(sheet.columns))]
     rows = [line([_plain(value.text) for value in row]) for row in sheet.rows]
-    total = [line([_bold(value) for value in sheet.total])] if sheet.total else []
-    return "\n".join([line(sheet.columns), line(rule), *rows, *total])
+    totals = [line([_bold(value) for value in total]) for total in sheet.totals]
+    return "\n".join([line(sheet.columns), line(rule), *rows, *totals])
 
 
 def _bold(value: Value) -> str:

@@ -69,7 +69,7 @@ def _sheet(sheet: Sheet) -> str:
         f'<th scope="col"{kind(k)} aria-sort="none"><button type="button">{escape(title)}</button></th>'
         for k, title in enumerate(sheet.columns)
     )
-    foot = f"<tfoot>{line(sheet.total)}</tfoot>" if sheet.total else ""
+    foot = f"<tfoot>{''.join(map(line, sheet.totals))}</tfoot>" if sheet.totals else ""
     tall = " tall" if len(sheet.rows) > 20 else ""
     return (
         f'<section id="{sheet.name}">\n<h2>{escape(sheet.title)}</h2>\n<p>{escape(sheet.note)}</p>\n'

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from zonogpt.bench.report import paper, words
 from zonogpt.bench.report.load import method_place
 from zonogpt.bench.report.summary import Summary
-from zonogpt.bench.report.tables import OURS, BlockShares, Cell, Count, ModelLine, Total
+from zonogpt.bench.report.tables import OURS, BlockShares, Cell, Count, ModelLine, Ours, Total
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Sheet:
     columns: tuple[str, ...]
     word_columns: tuple[int, ...]  # the others are numbers
     rows: tuple[tuple[Value, ...], ...]
-    total: tuple[Value, ...] | None = None
+    totals: tuple[tuple[Value, ...], ...] = ()
 
 
 def all_sheets(summary: Summary) -> dict[str, Sheet]:
@@ -61,7 +61,7 @@ def ours(summary: Summary) -> Sheet:
         ),
         word_columns=(0, 12),
         rows=tuple(_ours_row(line, cell, k) for k, (line, cell) in enumerate(pairs)),
-        total=_ours_total(summary),
+        totals=tuple(_ours_total(part) for part in (*summary.ours_by_task, summary.ours) if part is not None),
     )  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def _ours_row(line: ModelLine, cell: Cell, k: int) -> tuple[Value, ...]:
         *_theirs(theirs),
         EMPTY if faster is None else Value.number(faster, words.ratio(faster)),
         *_not_proved(cell.count),
-        Value.number(line.accuracy, words.percent(line.accuracy)),
+        _accuracy(line),
         Value(line.training + (" (fallback)" if line.fallback else "")),
         Value.number(high, f"{words.radius(low)} – {words.radius(high)}"),
     )
@@ -99,23 +99,23 @@ def _not_proved(count: Count) -> tuple[Value, ...]:
     return Value.number(count.falsified), Value.number(count.unknown), Value.number(count.timeout)
 
 
+def _accuracy(line: ModelLine) -> Value:
+    return Value.number(line.accuracy, words.percent(line.accuracy))
+
+
 def _theirs(solved: paper.Solved | None) -> tuple[Value, Value]:
     if solved is None:
         return EMPTY, EMPTY
     return Value.number(solved.solved), Value.number(solved.seconds, f"{solved.seconds:,.1f}")
 
 
-def _ours_total(summary: Summary) -> tuple[Value, ...] | None:
+def _ours_total(ours: Ours) -> tuple[Value, ...]:
     """The paper's sum stands there only where every line above was run whole, so that both sum up the same."""
-    total, speed = summary.ours, summary.speed
-    if total is None:
-        return None
-    same = speed is not None and len(speed.models) == total.models
-    theirs = speed.paper if same and speed else None
-    faster = speed.ratio if same and speed else None
-    start = Value(f"All {total.models}"), Value.number(total.count.run)
+    theirs, faster = (ours.speed.paper, ours.speed.ratio) if ours.speed and ours.all_whole else (None, None)
+    task = "" if ours.task is None else f" of {words.TASK_NAMES[ours.task]}"
+    start = Value(f"All {ours.models}{task}"), Value.number(ours.count.run)
     compared = *_theirs(theirs), Value(words.ratio(faster))
-    return (*start, *_proved(total.count), *compared, *_not_proved(total.count), *[Value("")] * 3)
+    return (*start, *_proved(ours.count), *compared, *_not_proved(ours.count), *[Value("")] * 3)
 
 
 def methods(summary: Summary) -> Sheet:
@@ -159,7 +159,7 @@ def _same(count: Count, ours: Count) -> tuple[Value, Value]:
 
 
 def others(summary: Summary) -> Sheet:
-    cells = [cell for line in summary.models for cell in line.cells if cell.method != OURS]
+    pairs = [(line, cell) for line in summary.models for cell in line.cells if cell.method != OURS]
     return Sheet(
         name="others",
         title="The other methods, model by model",
@@ -169,16 +169,16 @@ def others(summary: Summary) -> Sheet:
         ),
         columns=(
             "Model", "Method", f"Run of {paper.INSTANCES}", *PROVED, "E there, proved", "E there, seconds",
-            f"Paper, solved of {paper.INSTANCES}", "Paper, seconds", *NOT_PROVED,
+            f"Paper, solved of {paper.INSTANCES}", "Paper, seconds", *NOT_PROVED, "Accuracy",
         ),
         word_columns=(0, 1),
         rows=tuple(
             (
                 Value(words.model_name(cell.model), k), Value(cell.method, method_place(cell.method)[0]),
                 Value.number(cell.count.run), *_proved(cell.count), *_same(cell.count, cell.ours),
-                *_theirs(cell.paper), *_not_proved(cell.count),
+                *_theirs(cell.paper), *_not_proved(cell.count), _accuracy(line),
             )
-            for k, cell in enumerate(cells)
+            for k, (line, cell) in enumerate(pairs)
         ),
     )  # fmt: skip
 
@@ -328,11 +328,12 @@ class Headline:
 
 def headlines(summary: Summary) -> tuple[Headline, ...]:
     """The numbers on top. A ratio to the paper is only made of models that were run whole."""
-    total, speed = summary.ours, summary.speed
+    total = summary.ours
     if total is None:
         return (Headline(f"{len(summary.rows):,}", "rows", "none of them of method E"),)
     devices = ", ".join(next(o.devices for o in summary.origins if o.method == OURS))
     commits = ", ".join(next(o.commits for o in summary.origins if o.method == OURS))
+    speed = total.speed
     if speed is None:
         against = f"no model of the paper was run whole, so there is nothing to compare with its {paper.BEST}"
         return (
@@ -340,11 +341,10 @@ def headlines(summary: Summary) -> tuple[Headline, ...]:
             Headline(f"{words.seconds(total.count.seconds)} s", "time of E", _models(total.models)),
             Headline(devices, "device", f"commit {commits}"),
         )
-    all_whole = len(speed.models) == total.models
     ours = f"{speed.proved:,} of {speed.instances:,}"
     theirs = f"the paper's {paper.BEST}: {speed.paper.solved:,} of {speed.instances:,}"
-    where = f"on {_models(len(speed.models))}" + ("" if all_whole else " that were run whole")
-    more = "" if all_whole else f"; with the others E proved {words.proved_of(total.count)}"
+    where = f"on {_models(len(speed.models))}" + ("" if total.all_whole else " that were run whole")
+    more = "" if total.all_whole else f"; with the others E proved {words.proved_of(total.count)}"
     return (
         Headline(ours, f"proved by E {where}", theirs + more),
         Headline(f"{words.seconds(speed.seconds)} s", f"time of E {where}",

@@ -30,7 +30,8 @@ class Summary:
     methods: tuple[str, ...]
     models: tuple[tables.ModelLine, ...]
     totals: tuple[tables.Total, ...]
-    speed: tables.Speed | None
+    ours: tables.Ours | None  # None: E was not run
+    ours_by_task: tuple[tables.Ours | None, ...]  # where there are several
     radii: tuple[tables.RadiusLine, ...]
     runtimes: tuple[tables.Runtime, ...]
     certified: tuple[tables.CertifiedRadius, ...]
@@ -40,22 +41,19 @@ class Summary:
     inputs: dict[str, Input]
     settings: dict[str, Any]
 
-    @property
-    def ours(self) -> tables.Total | None:
-        return next((total for total in self.totals if total.method == tables.OURS), None)
-
 
 def summarise(loaded: Loaded) -> Summary:
     """Raises UnsoundError where a counterexample meets a proof."""
     rows = loaded.rows
     tables.check_sound(rows)
-    models = tables.by_model(rows)
+    models, tasks = tables.by_model(rows), tables.tasks_of(rows)
     return Summary(
         rows=rows,
         methods=loaded.methods,
         models=models,
         totals=tables.totals(rows, models),
-        speed=tables.speed(rows, models),
+        ours=tables.ours(rows, models),
+        ours_by_task=tuple(tables.ours(rows, models, task) for task in tasks) if len(tasks) > 1 else (),
         radii=tables.by_radius(rows),
         runtimes=tables.runtimes(rows),
         certified=tables.certified_radii(rows),

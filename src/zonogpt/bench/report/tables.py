@@ -98,6 +98,20 @@ class Speed:
 
 
 @dataclass(frozen=True)
+class Ours:
+    """Method E over the models of a task, or over all that it was run on."""
+
+    task: str | None
+    models: int
+    count: Count
+    speed: Speed | None  # None: it ran none of the paper's models whole
+
+    @property
+    def all_whole(self) -> bool:
+        return self.speed is not None and len(self.speed.models) == self.models
+
+
+@dataclass(frozen=True)
 class RadiusLine:
     """Proved and run of a method at each radius, of one task or of all."""
 
@@ -242,10 +256,22 @@ def speed(rows: Sequence[Row], lines: Sequence[ModelLine]) -> Speed | None:
     )
 
 
+def ours(rows: Sequence[Row], lines: Sequence[ModelLine], task: str | None = None) -> Ours | None:
+    """None: it was not run."""
+    mine = [row for row in rows if row.method == OURS and task in (None, row.task)]
+    models = {row.model for row in mine}
+    compared = speed(mine, [line for line in lines if line.model in models])
+    return Ours(task, len(models), Count.of(mine), compared) if mine else None
+
+
+def tasks_of(rows: Sequence[Row]) -> list[str]:
+    return [task for task in TASKS if any(row.task == task for row in rows)]
+
+
 def by_radius(rows: Sequence[Row]) -> tuple[RadiusLine, ...]:
     """Of all tasks, then of each, if there are several."""
     radii = tuple(sorted({row.radius for row in rows}))
-    tasks = [task for task in TASKS if any(row.task == task for row in rows)]
+    tasks = tasks_of(rows)
     lines = []
     for task in [None, *tasks] if len(tasks) > 1 else tasks:
         found = groups((row for row in rows if task in (None, row.task)), lambda row: row.method)
