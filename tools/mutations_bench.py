@@ -115,4 +115,25 @@ BENCH: list[tuple[str, str, str, str, tuple[str, ...]]] = [
         RUNS,
     ),
     ("two writers of one file", STORE, "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB", RUNS),
+    (
+        "a sum over half the models beside the paper's",
+        TABLES,
+        "self.speed is not None and len(self.speed.models) == self.models",
+        "self.speed is not None",
+        REPORT,
+    ),
+    (
+        "a task's sum over all tasks",
+        TABLES,
+        "row.method == OURS and task in (None, row.task)",
+        "row.method == OURS",
+        REPORT,
+    ),
+    (
+        "a proved claim with its neighbours' reason",
+        WORK,
+        'if status == "verified" and result.status != "verified":',
+        "if False:",
+        RUNS,
+    ),
 ]
