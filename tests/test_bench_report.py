@@ -12,7 +12,7 @@ import pytest
 from bench_rows import MODEL, NASTY, instance_of, row, text_row, whole_model, write_benchmark, write_rows
 from zonogpt.bench.grid import PAPER_MODELS, RADII, ModelId
 from zonogpt.bench.instances import Benchmark
-from zonogpt.bench.report import paper, tables, words
+from zonogpt.bench.report import figures, paper, tables, words
 from zonogpt.bench.report.build import build_report
 from zonogpt.bench.report.commands import commands
 from zonogpt.bench.report.hardest import SHOWN, hardest
@@ -144,6 +144,15 @@ def test_certified_radius_is_the_largest_proved():
     (line,) = tables.certified_radii(rows)
     assert (line.instances, line.none, line.at_top) == (3, 1, 1)
     assert line.radius == pytest.approx(math.sqrt(1e-4 * 1e-5))
+
+
+def test_a_mean_over_part_of_the_instances_is_hollow(tmp_path):
+    rows = [row(instance="1-0"), row(instance="2-0", status="unknown", margin=-1.0), row(model=DEEP)]
+    figure = figures.depth(summarise(loaded(rows, tmp_path)))
+    (ax,) = figure.axes
+    hollow = [line for line in ax.lines if line.get_markerfacecolor() == ax.get_facecolor()]
+    assert [list(line.get_xdata()) for line in hollow] == [[MODEL.blocks]]
+    figures.plt.close(figure)
 
 
 def test_shares_of_blocks_are_means_of_shares():

@@ -41,8 +41,9 @@ def draw_all(summary: Summary) -> tuple[Drawing, ...]:
               "How many instances each method proves within so many seconds each. Methods that were run on a subset"
               " end lower for that reason alone; the legend says of how many.", lambda: cactus(summary)),
         _draw("depth", "Certified radius against depth",
-              "Geometric mean of the largest proved radius, over the instances that have one. A cross at the bottom:"
-              " nothing proved. The grid ends at the dotted line.", lambda: depth(summary)),
+              "Geometric mean of the largest proved radius, over the instances that have one. Hollow: some have"
+              " none, so that the mean is over the easier ones. A cross at the bottom: nothing proved. The grid ends at"
+              " the dotted line.", lambda: depth(summary)),
     ]  # fmt: skip
     if summary.shares:
         at = words.radius(summary.shares[0].radius)
@@ -158,10 +159,13 @@ def depth(summary: Summary) -> Any:
                 colour = method_colour(method)
                 ax.plot([c.model.blocks for c in lines if c.radius], [c.radius for c in lines if c.radius],
                         "o" + LINES[size], color=colour, lw=2, label=f"{method}, {size}")  # fmt: skip
+                partly = [c for c in lines if c.radius and c.none]
+                ax.plot([c.model.blocks for c in partly], [c.radius for c in partly], "o", mfc=ax.get_facecolor(),
+                        mec=colour, mew=1.5, zorder=3)  # fmt: skip
                 nothing = [c.model.blocks for c in lines if not c.radius]
                 ax.plot(nothing, [radii[0] / 1.6] * len(nothing), "x", color=colour, mew=2)
         ax.axhline(radii[-1], color=INK, lw=1, ls=":", alpha=0.5)
-        ax.set(xscale="log", yscale="log", ylabel="radius", ylim=(radii[0] / 2, radii[-1] * 1.5))
+        ax.set(ylim=(radii[0] / 2, radii[-1] * 1.5), xscale="log", yscale="log", ylabel="radius")
         ax.set_title(words.TASK_NAMES[task], loc="left")
         _grid(ax)
     blocks = sorted({c.model.blocks for c in summary.certified})
@@ -216,4 +220,4 @@ def _legend(figure: Any, axes: Iterable[Any]) -> None:
     pairs = [zip(*ax.get_legend_handles_labels(), strict=True) for ax in axes]
     named = {label: handle for ax in pairs for handle, label in ax}
     figure.legend(named.values(), named.keys(), frameon=False, fontsize=10, loc="outside lower center", ncols=3,
-                  handlelength=2.0, columnspacing=1.2)  # fmt: skip
+                  handlelength=3.0, columnspacing=1.2)  # fmt: skip
