@@ -126,15 +126,24 @@ def test_many_rows_go_through_the_forward_bound(monkeypatch):
     assert (some <= full + 1e-9).all()
     assert int(torch.isclose(some, full).sum()) >= 5
     assert (attack(model, spec, restarts=2, steps=8).margins >= some - 1e-9).all()
-    others = [
-        zonogpt.embedding_ball(model, [7, 1, 20, 9], [2], 0.3),
+
+
+def test_open_rows_are_chosen_for_each_input(monkeypatch):
+    """In a batch every input has its own rivals and its own lowest rows, not those of its company, hopeless or not."""
+    model = zonogpt.load(language_model(4, config(n_embd=6, n_head=2, vocab_size=40)))
+    specs = [
+        zonogpt.embedding_ball(model, [3, 5, 1], [1], 2e-3),
+        zonogpt.embedding_ball(model, [7, 1, 20, 9], [2], 2e-3),
         zonogpt.embedding_ball(model, [3, 5, 1], [1], 0.3),
     ]
+    monkeypatch.setattr(ellipsoidal, "MOST_ROWS", 5)
+    monkeypatch.setattr(ellipsoidal, "ROWS", 2)
+    alone = [margins_of(model, spec) for spec in specs]
     with torch.no_grad():
-        together = ellipsoidal.METHOD_E.bound_many(
-            moved(model, model.device, torch.float64), [spec, *others], None, None
-        )
-    torch.testing.assert_close(together[0].margins, some)  # its own lowest rows, not those of hopeless company
+        together = ellipsoidal.METHOD_E.bound_many(moved(model, model.device, torch.float64), specs, None, None)
+    for spec, expected, bounds in zip(specs, alone, together, strict=True):
+        torch.testing.assert_close(bounds.margins, expected)
+        assert (attack(model, spec, restarts=2, steps=8).margins >= bounds.margins - 1e-9).all()
 
 
 def test_exact_tokens_count_in_the_plan():
