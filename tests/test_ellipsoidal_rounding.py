@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from builders import generator, randn
-from test_ellipsoidal_steps import LIMIT, attention_case
+from test_ellipsoidal_steps import LIMIT, attention_case, exact_still
 from zonogpt.domains import ellipsoidal as domain
 from zonogpt.domains.ellipsoidal import lambda_max, rounded_out, sandwich, support, symmetrised
 from zonogpt.domains.symbols import SymbolSums
@@ -111,7 +111,7 @@ def test_grams_are_symmetric_where_parts_cancel(mirrored, monkeypatch):
     sums.add(randn(g, 1, 40, 9))
     sums.add(randn(g, 1, 30, 9))
     centred = centred_gram((sums.cover + 1e5)[None])
-    out, _ = attention_step(block, z, before, 5, LIMIT)
+    out, _ = attention_step(block, z, exact_still(block, before), 5, LIMIT)
     for gram in (
         norm.jacobian_gram(z.Q), norm.error_gram, pr.merged, pr.VV, pr.QQ, pr.KK_heads, inner, sums.cover, centred,
         sandwich(F @ F.mT, A), domain.box_cover(A, A[:, 0].abs()), out.Q,
@@ -170,8 +170,7 @@ def test_lambda_max_is_never_rounded_below(squarings):
 
 @pytest.mark.parametrize("case", [{}, {"first": 2}, {"causal": False}])
 @pytest.mark.parametrize("seed", range(6))
-def test_grams_of_attention_formed_in_float32_dominate_those_of_float64(seed, case, monkeypatch):
-    monkeypatch.setattr(domain, "BOUNDED", torch.float32)
+def test_grams_of_attention_formed_in_float32_dominate_those_of_float64(seed, case):
     block, before, z, norm, _ = attention_case(seed, (0.05, 0.0), d=6, heads=2, S=6, **case)
     line = randn(generator(seed), 1, z.n_tokens, 6, 1)
     z = dataclasses.replace(z, Q=line @ line.mT)  # rank one: other directions hold rounding only
@@ -190,7 +189,7 @@ def test_grams_of_attention_formed_in_float32_dominate_those_of_float64(seed, ca
         scores = error_scores(point, pr)
         step = dataclasses.replace(step, error_gram=torch.zeros_like(zz.Q))
         local = torch.zeros(1, 2, zz.n_tokens, 3, 3, dtype=dtype)
-        images = error_images(point, step, zz, pr, scores.key, values, local, LIMIT)
+        images = error_images(point, step, zz, pr, scores.key, values, local, torch.zeros_like(zz.c), LIMIT)
         bare = project(point, zz.Q)  # a Gram without slack of its own
         whole = {"jacobian": pr.merged, "queries": bare.QQ, "keys": bare.KK_heads, "values": bare.VV}
         return whole, {"scores": scores.gram, "images": images}
@@ -210,9 +209,8 @@ def test_grams_of_attention_formed_in_float32_dominate_those_of_float64(seed, ca
 
 @pytest.mark.parametrize("left", [1.0, 1e-4])
 @pytest.mark.parametrize("seed", range(6))
-def test_images_of_other_tokens_where_nearly_everything_cancels(seed, left, monkeypatch):
+def test_images_of_other_tokens_where_nearly_everything_cancels(seed, left):
     """Keys and values hardly see the one direction in which tokens move: what is `left` of it is mostly rounding."""
-    monkeypatch.setattr(domain, "BOUNDED", torch.float32)
     g = generator(seed)
     block, _, _, norm, _ = attention_case(seed, (0.05, 0.0), d=6, heads=2, S=5)
     line = randn(g, 6)

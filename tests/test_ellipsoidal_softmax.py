@@ -7,9 +7,20 @@ import torch
 
 from builders import generator, randn
 from zonogpt.domains.ellipsoidal import support
-from zonogpt.transforms.ellipsoidal.softmax import chord_of_psi, largest_zeta, log_phi, psi, softmax_step
+from zonogpt.transforms.ellipsoidal.softmax import chord_of_psi, log_phi, psi
+from zonogpt.transforms.ellipsoidal.softmax import largest_zeta as zeta_of_rounded_row
+from zonogpt.transforms.ellipsoidal.softmax import softmax_step as step_of_rounded_row
 
 WIDTHS = torch.cat([torch.logspace(-9, 1.3, 60), torch.tensor([0.0, 0.4999, 0.5, 0.5001, 1.0])]).double()
+
+
+def softmax_step(log_P, *bounds):
+    """Of a row whose probabilities are taken as exact."""
+    return step_of_rounded_row(log_P, *bounds, torch.zeros_like(log_P[..., 0]))
+
+
+def largest_zeta(log_P, *bounds):
+    return zeta_of_rounded_row(log_P, *bounds, torch.zeros_like(log_P[..., 0]))
 
 
 def exact_psi(t):

@@ -122,7 +122,7 @@ def test_slope_is_the_derivative():
 def test_point_intervals(dtype):
     t = torch.linspace(-5, 5, 101, dtype=dtype)
     slope, mid, half = affine_gelu(t, t)
-    assert (half <= 200 * torch.finfo(dtype).eps).all()
+    assert (half <= 300 * torch.finfo(dtype).eps).all()
     assert ((gelu(t) - slope * t - mid).abs() <= half).all()
 
 

@@ -138,14 +138,14 @@ def verify_many(
     results: dict[int, Result] = {}
     with torch.no_grad(), _full_precision(run_device):
         run = _Run(
-            method, METHODS[method], budget_bytes, on_block,
+            method, METHODS[method], run_dtype, budget_bytes, on_block,
             exact=model.converted(model.device, torch.float64),
             rounded=model.converted(model.device, torch.float32),
-            work=model.converted(run_device, run_dtype),
+            work=model.converted(run_device, torch.float64),
             original=HuggingFaceModel(model),
             seed=seed if attack else None,
         )  # fmt: skip
-        for batch in run.method.batches(run.work, specs, budget_bytes):
+        for batch in run.method.batches(run.work, specs, run_dtype, budget_bytes):
             limit = None if timeout is None else timeout * len(batch)
             for index, result in zip(batch, run.batch([specs[i] for i in batch], limit), strict=True):
                 results[index] = result
@@ -160,11 +160,12 @@ class _Run:
 
     name: str
     method: Method
+    dtype: torch.dtype  # of what moves
     budget_bytes: int | None
     on_block: OnBlock | None
     exact: Model  # in float64, where the user keeps it
     rounded: Model  # in float32, to see what rounding does
-    work: Model  # where and as the bounds are computed
+    work: Model  # in float64, where the bounds are computed
     original: HuggingFaceModel  # which judges counterexamples
     seed: int | None  # of the attack; None: none
 
@@ -188,13 +189,13 @@ class _Run:
                 label=spec.label,
                 seconds=0.0,
                 peak_bytes=peak_bytes(self.work.device),
-                dtype=str(self.work.dtype).removeprefix("torch."),
+                dtype=str(self.dtype).removeprefix("torch."),
                 device=str(self.work.device),
             )
             if i not in outcomes:
                 results.append(falsified(result, findings[i]))
                 continue
-            allowance = rounding_allowance(at_home[i].claim, outputs[i], rounded[i], self.work.dtype)
+            allowance = rounding_allowance(at_home[i].claim, outputs[i], rounded[i], self.dtype)
             results.append(self.judged(result, allowance, outcomes[i], findings[i]))
         share = (time.perf_counter() - started) / len(specs)
         return [dataclasses.replace(result, seconds=share) for result in results]
@@ -216,9 +217,7 @@ class _Run:
             return replay(self.exact, spec, self.original, spec.input.anchor)
         if self.seed is None:
             return Finding(None, math.inf)
-        net = (
-            self.work if self.work.dtype == torch.float64 else self.exact
-        )  # searched where the work is done, if it can
+        net = self.work  # searched where the work is done
         with torch.enable_grad():
             return falsify(
                 net, moved(spec, net.device, torch.float64), self.original, seed=self.seed, deadline=deadline
@@ -237,7 +236,7 @@ class _Run:
             reason += "; the unperturbed input overflows float32, through which rounding is estimated"
         if status == "unknown":
             reason = _joined(reason, outcome.lost, found.said)
-        if self.work.dtype != torch.float64:
+        if self.dtype != torch.float64:
             reason += " (computed in float32, whose rounding is estimated, not bounded)"
         return dataclasses.replace(result, status=status, margins=margins, reason=reason, ledger=outcome.ledger)
 
@@ -254,7 +253,7 @@ class _Run:
         failure: tuple[Status, str]
         try:
             self.require_memory(here)
-            return list(self.method.bound_many(self.work, here, self.budget_bytes, watch))
+            return list(self.method.bound_many(self.work, here, self.dtype, self.budget_bytes, watch))
         except _OutOfTimeError as error:
             failure = "timeout", str(error)
         except NotEnoughMemoryError as error:
@@ -272,9 +271,7 @@ class _Run:
 
     def require_memory(self, specs: Sequence[Spec]) -> None:
         """Before anything is allocated: is there room for the largest of them alone?"""
-        plans = [
-            self.method.plan(self.method.sizes(self.work, spec), self.work.dtype, self.budget_bytes) for spec in specs
-        ]
+        plans = [self.method.plan(self.method.sizes(self.work, spec), self.dtype, self.budget_bytes) for spec in specs]
         need, free = max(plan.peak_bytes for plan in plans), free_bytes(self.work.device)
         if need > free:
             raise NotEnoughMemoryError(

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from zonogpt.domains.chunks import CHUNK_BYTES
-from zonogpt.domains.ellipsoidal import EllipsoidalZonotope
+from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, dual_norm
 from zonogpt.domains.structured import StructuredZonotope
-from zonogpt.domains.symbols import dual_norm
 from zonogpt.methods.baselines import Start
 from zonogpt.methods.operators.graph import CrownOperators
 from zonogpt.methods.operators.intervals import IntervalOperators
@@ -25,6 +24,7 @@ from zonogpt.methods.structured import VARIANTS
 from zonogpt.model.ir import AttentionBlock, LayerNorm
 from zonogpt.transforms.attention import attention_bounds
 from zonogpt.transforms.ellipsoidal.attention import attention_step
+from zonogpt.transforms.ellipsoidal.attention_point import Still
 
 RADIUS = 0.02
 PAPER_FUSED, PAPER_DEEPZ = (0.11, 0.69), (-1.24, 1.98)
@@ -69,7 +69,7 @@ def interval_by_adjoint(token: int = 0, feature: int = 0) -> tuple[float, float]
     for j in range(S * d):
         G[0, j // d, j, j % d] = RADIUS
     z = EllipsoidalZonotope(CENTRE[None], G, torch.zeros(1, S, d, d, dtype=CENTRE.dtype), math.inf)
-    out, step = attention_step(BLOCK, z, CENTRE[None, :0], S, CHUNK_BYTES)
+    out, step = attention_step(BLOCK, z, Still.none(z.c, BLOCK.n_heads), S, CHUNK_BYTES)
     functionals = torch.zeros(1, 2, S, d, dtype=CENTRE.dtype)
     functionals[0, :, token, feature] = torch.tensor([1.0, -1.0], dtype=CENTRE.dtype)
     before, losses = step.pull(functionals, CHUNK_BYTES)

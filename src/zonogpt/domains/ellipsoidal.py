@@ -4,20 +4,27 @@
 
 p is infinity for a box of inputs, 2 or 1 for balls. The ellipsoid of a Gram matrix Q is { y : w.y <= sqrt(w^T Q w) for
 every w }, so a linear map y -> y @ A sends Q to A^T Q A and no factor of Q is ever needed. Q is exactly symmetric:
-every step that forms one by products ends with `symmetrised`. Shapes, for a batch of B inputs of a model: c (B, n, d),
-G (B, n, m, d), Q (B, n, d, d). Tokens come first because the heavy products are per token.
+every step that forms one by products ends with `symmetrised`. Every function here that makes a Gram adds to its
+diagonal what forming it may have rounded away, so that Q, as it stands, contains what it is to contain. G may be of a
+shorter type than c and Q: it is as small as the input's radius, and so is its rounding.
+
+Shapes, for a batch of B inputs of a model: c (B, n, d), G (B, n, m, d), Q (B, n, d, d). Tokens come first because the
+heavy products are per token.
 Derivations: docs/math.md, section "Method E".
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-BOUNDED = torch.float64
+from zonogpt.domains.rounding import gamma, up
+
 MIRRORED, STRIPS = 512, 4  # from this width on, symmetric products are formed strip by strip up to the diagonal
 
 
@@ -35,6 +42,23 @@ class EllipsoidalZonotope:
     @property
     def m(self) -> int:
         return self.G.shape[2]
+
+    @cached_property
+    def symbol_radius(self) -> Tensor:
+        """(B, n, d): the most that the symbols move each coordinate."""
+        underflow = math.sqrt(self.m * torch.finfo(self.G.dtype).tiny)  # of squares
+        return up(dual_norm(self.G, self.p, 2) + underflow, self.m + 4).to(self.c.dtype)
+
+    @cached_property
+    def radius(self) -> Tensor:
+        """(B, n, d): |x - c| <= radius."""
+        return up(self.symbol_radius + coordinate_radius(self.Q))
+
+
+def dual_norm(values: Tensor, p: float, dim: int) -> Tensor:
+    """max sum_j values_j eps_j over ||eps||_p <= 1."""
+    q = {math.inf: 1.0, 2.0: 2.0, 1.0: math.inf}[p]
+    return torch.linalg.vector_norm(values, ord=q, dim=dim)
 
 
 def trace(Q: Tensor) -> Tensor:
@@ -93,50 +117,51 @@ def _strips(d: int) -> list[slice]:
 def rounding(Q: Tensor, terms: int = 0) -> Tensor:
     """(...): by how much w^T Q w, for |w| = 1, or an entry of A^T Q A, for columns of length 1, can be off.
 
-    A product of inner length d errs by at most gamma_d |A||B| with gamma_d = d u / (1 - d u), u = eps / 2, and
-    |Q_ab| <= sqrt(Q_aa Q_bb) makes |w|^T |Q| |w| <= |w|^2 trace(Q). Two such products and some sums: 4 (d + 8) u.
-    Q may be a sum of `terms` squares: (terms + 32) u.
+    A product of inner length d errs by at most gamma_d |A||B|, and |Q_ab| <= sqrt(Q_aa Q_bb) makes
+    |w|^T |Q| |w| <= |w|^2 trace(Q). Two such products and some sums: gamma of 4 (d + 8) units. Q may be a sum of
+    `terms` squares with weights that are sums themselves: gamma of 2 terms + 32.
     """
-    return max(2 * (Q.shape[-1] + 8), terms // 2 + 16) * torch.finfo(Q.dtype).eps * trace(Q)
+    return gamma(max(4 * (Q.shape[-1] + 8), 2 * terms + 32), Q.dtype) * trace(Q)
 
 
 def coordinate_radius(Q: Tensor) -> Tensor:
     """The ellipsoid's extent in each coordinate, (..., d)."""
-    return Q.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
+    return up(Q.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt())
 
 
 def sandwich(Q: Tensor, A: Tensor) -> Tensor:
     """A^T Q A, the image under y -> y @ A (rows times matrix, as everywhere in this package), and its rounding."""
     out = symmetric_product(A.mT, Q @ A)
-    out.diagonal(dim1=-2, dim2=-1).add_(image_rounding(Q, torch.linalg.matrix_norm(A).square())[..., None])
-    return out
+    return widened(out, image_rounding(Q, torch.linalg.matrix_norm(A).square()))
 
 
 def image_rounding(Q: Tensor, size: Tensor) -> Tensor:
-    """(...): by how much w^T (A^T Q A) w, for |w| = 1, can be off; `size` is |A|_F^2.
-
-    Only in BOUNDED: in float32 this worst case would swamp every Gram at GPT-2's width, and what float32 rounds is
-    estimated anyway (`verify` says so).
-    """
-    return rounding(Q) * size * (1.0 if bounded(Q.dtype) else 0.0)
+    """(...): by how much w^T (A^T Q A) w, for |w| = 1, can be off; `size` is |A|_F^2."""
+    return rounding(Q) * size
 
 
-def bounded(dtype: torch.dtype) -> bool:
-    """Whether the rounding of images is bounded in this dtype, whatever cancels."""
-    return dtype == BOUNDED
+def widened(Q: Tensor, by: Tensor) -> Tensor:
+    """Q, changed in place, with `by` (...) times the identity added."""
+    Q.diagonal(dim1=-2, dim2=-1).add_(by[..., None])
+    return Q
 
 
-def minkowski(*grams: Tensor) -> Tensor:
+def minkowski(*grams: Tensor, box: Tensor | None = None) -> Tensor:
     """A Gram whose ellipsoid contains every sum of one point of each: (sum t) sum_i Q_i / t_i, t_i = sqrt(trace Q_i).
 
-    That choice of t has the least trace.
+    That choice of t has the least trace. `box` (..., d) is one more set, |y_k| <= box_k: the Gram
+    diag(box_k sum_l box_l), whose t is sum_l box_l.
     """
-    t = weights(torch.stack([trace(Q).sqrt() for Q in grams]), dim=0)
-    factors = (t.sum(0) / t)[..., None, None]
+    sizes = [trace(Q).sqrt() for Q in grams] + ([] if box is None else [box.sum(-1)])
+    t = weights(torch.stack(sizes), dim=0)
+    total = t.sum(0)
+    factors = (total / t)[..., None, None]
     out = factors[0] * grams[0]
-    for factor, Q in zip(factors[1:], grams[1:], strict=True):
+    for factor, Q in zip(factors[1 : len(grams)], grams[1:], strict=True):
         out.addcmul_(factor, Q)  # in place: a Gram per token is the largest array there is
-    return out
+    if box is not None:
+        out.diagonal(dim1=-2, dim2=-1).add_(up(box * total[..., None], box.shape[-1]))
+    return widened(out, up(gamma(8 + 4 * len(grams), out.dtype) * trace(out)))
 
 
 def weights(sizes: Tensor, dim: int) -> Tensor:
@@ -155,7 +180,7 @@ def box_cover(A: Tensor, R: Tensor) -> Tensor:
     """
     t = weights(R * torch.linalg.vector_norm(A, dim=-1), dim=-1)
     scaled = A * (R * (t.sum(-1, keepdim=True) / t).sqrt())[..., None]
-    return symmetric_product(scaled.mT, scaled)
+    return rounded_out(symmetric_product(scaled.mT, scaled), terms=A.shape[-2])
 
 
 def lambda_max(Q: Tensor, squarings: int = 4) -> Tensor:
@@ -169,11 +194,13 @@ def lambda_max(Q: Tensor, squarings: int = 4) -> Tensor:
             power, log_scale = power / size[..., None, None], log_scale + size.log()
         power, log_scale = symmetric_product(power, power), 2 * log_scale
     log_norm = (torch.linalg.matrix_norm(power) + floor).log() + log_scale
-    outward = 1 + 4 * (Q.shape[-1] + 8) * torch.finfo(Q.dtype).eps  # each squaring rounds, and each root halves that
-    return scale * (log_norm / 2.0**squarings).exp().clamp(max=1) * outward
+    # |fl(P^2) - P^2|_F <= gamma_d |P|_F^2 <= gamma_d sqrt(d) |P^2|_F: so much each squaring rounds, and each root
+    # behind it halves that. The logarithms are at most 2^squarings log(d) in size, and the root divides them again.
+    d = Q.shape[-1]
+    outward = 1 + gamma(math.ceil(2 * (d + 8) * math.sqrt(d)) + 64 + 16 * d.bit_length(), Q.dtype)
+    return up(scale * ((log_norm / 2.0**squarings).exp().clamp(max=1) * outward + gamma(d + 16, Q.dtype)))
 
 
 def rounded_out(Q: Tensor, terms: int = 0) -> Tensor:
     """Q, changed in place, with more of the identity than forming it rounded away, and than can have underflowed."""
-    Q.diagonal(dim1=-2, dim2=-1).add_((rounding(Q, terms) + (64 + terms) * torch.finfo(Q.dtype).tiny)[..., None])
-    return Q
+    return widened(Q, up(rounding(Q, terms) + (64 + terms) * torch.finfo(Q.dtype).tiny))

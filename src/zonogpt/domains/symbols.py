@@ -5,6 +5,9 @@ A family is one vector T_j (..., k) per symbol eps_j, ||eps||_p <= 1; the symbol
 - radius: the largest |sum_j T_j eps_j| per coordinate (the dual norm: sum, 2-norm or maximum of absolute values),
 - cover: a Gram whose ellipsoid contains every sum_j T_j eps_j,
 - square: an upper bound of the largest |sum_j T_j eps_j|_2^2.
+
+All of them with what adding up rounds away, of the tangents as they are: how these came about is not known here.
+Results are of type `dtype`, at least as long as the tangents'.
 """
 
 from __future__ import annotations
@@ -14,18 +17,15 @@ import math
 import torch
 from torch import Tensor
 
-from zonogpt.domains.ellipsoidal import lambda_max, rounded_out, symmetrised, trace, weights
-
-
-def dual_norm(values: Tensor, p: float, dim: int) -> Tensor:
-    """max sum_j values_j eps_j over ||eps||_p <= 1."""
-    q = {math.inf: 1.0, 2.0: 2.0, 1.0: math.inf}[p]
-    return torch.linalg.vector_norm(values, ord=q, dim=dim)
+from zonogpt.domains.ellipsoidal import dual_norm, lambda_max, rounded_out, symmetrised, trace, weights
+from zonogpt.domains.rounding import LIBRARY, up
 
 
 class SymbolSums:
-    def __init__(self, p: float, with_radius: bool = True, with_cover: bool = True) -> None:
-        self.p, self.with_radius, self.with_cover = p, with_radius, with_cover
+    def __init__(
+        self, p: float, dtype: torch.dtype = torch.float64, with_radius: bool = True, with_cover: bool = True
+    ) -> None:
+        self.p, self.dtype, self.with_radius, self.with_cover = p, dtype, with_radius, with_cover
         self._coordinates: Tensor | None = None
         self._gram: Tensor | None = None
         self._lengths: Tensor | None = None
@@ -33,11 +33,11 @@ class SymbolSums:
 
     def add(self, T: Tensor) -> None:
         """T (..., chunk, k)."""
+        self._count += T.shape[-2]
         if self.with_radius:
             self._coordinates = self._join(self._coordinates, dual_norm(T, self.p, -2))
         if not self.with_cover:
             return
-        self._count += T.shape[-2]
         length = torch.linalg.vector_norm(T, dim=-1)  # (..., chunk)
         if self.p == math.inf:
             # Box to ellipsoid with weights proportional to |T_j|.
@@ -56,27 +56,30 @@ class SymbolSums:
     @property
     def radius(self) -> Tensor:
         assert self._coordinates is not None
-        return self._coordinates
+        if self.p == 2:  # squares may underflow, and every chunk is joined by a hypot
+            underflow = math.sqrt(self._count * torch.finfo(self._coordinates.dtype).tiny)
+            return up(self._coordinates + underflow, (1 + LIBRARY) * self._count + 4).to(self.dtype)
+        return up(self._coordinates, self._count + 4).to(self.dtype)
 
     @property
     def cover(self) -> Tensor:
         assert self._gram is not None
         assert self._lengths is not None
+        gram, terms = symmetrised(self._gram), self._count + self._gram.shape[-1]
         if self.p == math.inf:
-            return rounded_out(self._lengths[..., None, None] * symmetrised(self._gram), self._count)
-        if self.p == 2:
-            return rounded_out(symmetrised(self._gram), self._count)
-        # The l_1 ball lies in the l_2 ball, and in the hull of the T_j: the smaller of the Gram and a round ball.
-        k = self._gram.shape[-1]
-        ball = self._lengths.square()[..., None, None] * torch.eye(k, dtype=self._gram.dtype, device=self._gram.device)
-        smaller = torch.where((trace(ball) < trace(self._gram))[..., None, None], ball, symmetrised(self._gram))
-        return rounded_out(smaller, self._count)
+            gram = self._lengths[..., None, None] * gram
+        elif self.p == 1:
+            # The l_1 ball lies in the l_2 ball, and in the hull of the T_j: the smaller of the Gram and a round ball.
+            ball = torch.diag_embed(self._lengths.square()[..., None].expand(gram.shape[:-1]))
+            gram = torch.where((trace(ball) < trace(gram))[..., None, None], ball, gram)
+        return rounded_out(gram, terms).to(self.dtype)
 
     def square(self) -> Tensor:
         assert self._lengths is not None
         if self.p == 1:
-            return self._lengths.square()
-        return torch.minimum(lambda_max(self.cover), self.radius.square().sum(-1))
+            assert self._gram is not None
+            return up(self._lengths.square(), 2 * self._gram.shape[-1]).to(self.dtype)
+        return torch.minimum(lambda_max(self.cover), up(self.radius.square().sum(-1), self.radius.shape[-1]))
 
     def _join(self, old: Tensor | None, new: Tensor) -> Tensor:
         if old is None:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zonogpt.domains.ellipsoidal import dual_norm
 from zonogpt.domains.finite import NonFiniteBoundError, require_finite
 from zonogpt.domains.interval import Interval
-from zonogpt.domains.symbols import dual_norm
 from zonogpt.methods.method import Bounds, NonFiniteBlockError, NotEnoughMemoryError, OnBlock, Progress
 from zonogpt.methods.operators.graph import CrownOperators, Node
 from zonogpt.methods.operators.intervals import IntervalOperators
@@ -154,13 +154,21 @@ class Baseline:
     def plan(self, sizes: Sizes, dtype: torch.dtype, budget_bytes: int | None) -> Plan:
         return self.planned(sizes, dtype.itemsize, budget_bytes)
 
-    def batches(self, model: Model, specs: Sequence[Spec], budget_bytes: int | None) -> list[list[int]]:
+    def batches(
+        self, model: Model, specs: Sequence[Spec], dtype: torch.dtype, budget_bytes: int | None
+    ) -> list[list[int]]:
         return [[i] for i in range(len(specs))]
 
     def bound_many(
-        self, model: Model, specs: Sequence[Spec], budget_bytes: int | None, on_block: OnBlock | None
+        self,
+        model: Model,
+        specs: Sequence[Spec],
+        dtype: torch.dtype,
+        budget_bytes: int | None,
+        on_block: OnBlock | None,
     ) -> list[Bounds]:
-        return [self.bound(model, spec, budget_bytes, on_block) for spec in specs]
+        rounded = model.converted(model.device, dtype)
+        return [self.bound(rounded, spec, budget_bytes, on_block) for spec in specs]
 
     def bound(self, model: Model, spec: Spec, budget_bytes: int | None, on_block: OnBlock | None) -> Bounds:
         """Lower bounds of the claim's rows over the input set. Works in the model's dtype, on its device."""

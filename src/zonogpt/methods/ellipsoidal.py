@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, coordinate_radius
+from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, coordinate_radius, dual_norm, minkowski
 from zonogpt.domains.finite import NonFiniteBoundError, require_finite
-from zonogpt.domains.symbols import dual_norm
+from zonogpt.domains.rounding import gamma, up
 from zonogpt.errors import OptionError
 from zonogpt.memory import free_bytes
 from zonogpt.methods.method import Bounds, NonFiniteBlockError, OnBlock, Progress
@@ -36,7 +36,8 @@ from zonogpt.result import Ledger, LedgerEntry
 from zonogpt.spec.inputs import InputBox, centre_and_noise
 from zonogpt.spec.spec import Spec
 from zonogpt.transforms.ellipsoidal.attention import AttentionStep, attention_step
-from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep, layernorm_step
+from zonogpt.transforms.ellipsoidal.attention_point import Still
+from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep, layernorm_step, rounded_off
 from zonogpt.transforms.ellipsoidal.mlp import MlpStep, mlp_step
 
 ROWS = 64  # claim rows that go back together
@@ -53,13 +54,15 @@ Step = AttentionStep | MlpStep
 
 @dataclass(frozen=True)
 class Start:
-    """The input sets of a batch: tokens before the first that moves, and the others as ellipsoidal zonotopes.
+    """The input sets of a batch: tokens before the first that moves, and the others, as ellipsoidal zonotopes.
 
-    Shorter sequences have padding in front, so that all end together, with the token that the head reads.
+    Those before have no symbols, only what rounding does to them. Shorter sequences have padding in front, so that all
+    end together, with the token that the head reads.
     """
 
-    still: Tensor  # (B, p, d)
+    still: EllipsoidalZonotope | None
     z: EllipsoidalZonotope
+    generators: Tensor  # (B, n, m, d) in float64: z.G before it is rounded to the tangents' type
     padding: Tensor | None  # (B,) tokens, as in AttentionBlock.visible; None: all are of one length
 
 
@@ -71,6 +74,7 @@ class Tape:
     steps: list[Step]
     head: LayerNormStep
     value: Tensor  # (B, K): the rows at the centre
+    rounding: Tensor  # (B, K): by how much the rows may be off, at the centre and behind the final LayerNorm
     rows: Tensor  # (B, K, d)
     pool: Tensor  # (n,): weights of the moving tokens
     limit: int  # bytes of temporaries
@@ -87,13 +91,15 @@ class EllipsoidalMethod:
     def plan(self, sizes: Sizes, dtype: torch.dtype, budget_bytes: int | None) -> Plan:
         return plan_ellipsoidal(sizes, dtype.itemsize, 1, budget_bytes)
 
-    def batches(self, model: Model, specs: Sequence[Spec], budget_bytes: int | None) -> list[list[int]]:
+    def batches(
+        self, model: Model, specs: Sequence[Spec], dtype: torch.dtype, budget_bytes: int | None
+    ) -> list[list[int]]:
         """Specs that are `alike`, with about as many moving tokens (LEAST_MOVING), as many as the budget holds."""
         groups: dict[object, list[int]] = {}
         for i, spec in enumerate(specs):
             groups.setdefault(alike(model, spec), []).append(i)
         budget = default_budget(model.device) if budget_bytes is None else budget_bytes
-        least, item = LEAST_MOVING.get(model.device.type, 1.0), model.dtype.itemsize
+        least, item = LEAST_MOVING.get(model.device.type, 1.0), dtype.itemsize
         out = []
         for group in groups.values():
             size = {i: sizes(model, specs[i]) for i in group}
@@ -114,7 +120,12 @@ class EllipsoidalMethod:
         return out
 
     def bound_many(
-        self, model: Model, specs: Sequence[Spec], budget_bytes: int | None, on_block: OnBlock | None
+        self,
+        model: Model,
+        specs: Sequence[Spec],
+        dtype: torch.dtype,
+        budget_bytes: int | None,
+        on_block: OnBlock | None,
     ) -> list[Bounds]:
         each = [sizes(model, spec) for spec in specs]
         longest = dataclasses.replace(
@@ -122,8 +133,8 @@ class EllipsoidalMethod:
         )
         # A GPU's large chunks must leave room for the batch itself.
         budget = default_budget(model.device) if budget_bytes is None and model.device.type == "cuda" else budget_bytes
-        limit = chunk_bytes(longest, model.dtype.itemsize, len(specs), budget)
-        tape = forward(model, specs, limit, on_block)
+        limit = chunk_bytes(longest, dtype.itemsize, len(specs), budget)
+        tape = forward(model, specs, dtype, limit, on_block)
         try:
             margins, losses = backward(tape)
         except NonFiniteBoundError as error:
@@ -162,33 +173,56 @@ def first_moving(model: Model, spec: Spec) -> int:
     return spec.input.first_moving() if causal else 0
 
 
-def start(model: Model, specs: Sequence[Spec]) -> Start:
-    """The input sets, in each one symbol per raw number that moves; exact up to the model's dtype."""
-    sets = [symbols(spec.input) for spec in specs]
+def start(model: Model, specs: Sequence[Spec], dtype: torch.dtype) -> Start:
+    """The input sets, in each one symbol per raw number that moves, and a small box for what embedding rounds off."""
+    sets = [embedded(spec.input) for spec in specs]
     B, S, d = len(specs), max(spec.input.n_tokens for spec in specs), model.width
     n = max(sizes(model, spec).n_tokens for spec in specs)
-    m = max(1, *(len(generators) for _, _, generators in sets))  # one that moves nothing, if none does: no empty sums
-    c = torch.empty(B, S, d, dtype=model.dtype, device=model.device)
-    G, Q = c.new_zeros(B, n, m, d), c.new_zeros(B, n, d, d)
-    padding = [S - len(tokens) for tokens, _, _ in sets]
-    for b, (tokens, token, generators) in enumerate(sets):
-        c[b, : padding[b]] = tokens[0]  # as finite as the first token, and nobody sees it
-        c[b, padding[b] :] = tokens
-        G[b, token - len(tokens), torch.arange(len(token), device=G.device)] = generators.to(model.dtype)
-    z = EllipsoidalZonotope(c[:, S - n :], G, Q, specs[0].input.norm)
-    return Start(c[:, : S - n], z, torch.tensor(padding, device=model.device) if any(padding) else None)
+    m = max(1, *(len(symbols.generators) for symbols in sets))  # one that moves nothing, if none does: no empty sums
+    c = torch.empty(B, S, d, dtype=torch.float64, device=model.device)
+    G, box = c.new_zeros(B, n, m, d), torch.zeros_like(c)
+    padding = [S - len(symbols.tokens) for symbols in sets]
+    for b, symbols in enumerate(sets):
+        c[b, : padding[b]] = symbols.tokens[0]  # as finite as the first token, and nobody sees it
+        c[b, padding[b] :], box[b, padding[b] :] = symbols.tokens, symbols.rounding
+        at = symbols.token - len(symbols.tokens)
+        G[b, at, torch.arange(len(at), device=G.device)] = symbols.generators
+    p, rounded, tangents = specs[0].input.norm, c.to(model.dtype), G.to(dtype)
+    # Generators are products, off by a unit; then whatever the two casts change.
+    box[:, S - n :] += dual_norm(gamma(2, G.dtype) * G, p, 2) + dual_norm(G - tangents.to(G), p, 2)
+    box = up(box + (c - rounded.to(c)).abs(), m + 8).to(model.dtype)
+    Q = minkowski(rounded.new_zeros(B, S, d, d), box=up(box))
+    z = EllipsoidalZonotope(rounded[:, S - n :], tangents, Q[:, S - n :], p)
+    before = slice(0, S - n)
+    still = EllipsoidalZonotope(rounded[:, before], tangents.new_zeros(B, S - n, 1, d), Q[:, before], p)
+    return Start(
+        still=still if n < S else None,
+        z=z,
+        generators=G,
+        padding=torch.tensor(padding, device=model.device) if any(padding) else None,
+    )
 
 
-def symbols(box: InputBox) -> tuple[Tensor, Tensor, Tensor]:
-    """The centre's tokens (S, d), and of every raw number that moves: its token (m,) and its generator (m, d)."""
+@dataclass(frozen=True)
+class Symbols:
+    """An input set, embedded: the centre's tokens, and of every raw number that moves its token and its generator."""
+
+    tokens: Tensor  # (S, d)
+    rounding: Tensor  # (S, d): by how much they are off
+    token: Tensor  # (m,)
+    generators: Tensor  # (m, d)
+
+
+def embedded(box: InputBox) -> Symbols:
     centre, scale, _ = centre_and_noise(box)
     local = box.local_generators(scale)  # (S, q, d)
     token, index = (local.abs().amax(-1) > 0).nonzero().unbind(1)
-    return box.embed(centre), token, local[token, index]
+    return Symbols(box.embed(centre), box.embedding_rounding(centre), token, local[token, index])
 
 
-def forward(model: Model, specs: Sequence[Spec], limit: int, on_block: OnBlock | None) -> Tape:
-    begin = start(model, specs)
+def forward(model: Model, specs: Sequence[Spec], dtype: torch.dtype, limit: int, on_block: OnBlock | None) -> Tape:
+    """Centre and ellipsoids in the model's type, the symbols' tangents in `dtype`."""
+    begin = start(model, specs, dtype)
     still, z = begin.still, begin.z
     blocks = len(model.blocks)
     last_attention = max((t for t, block in enumerate(model.blocks) if isinstance(block, AttentionBlock)), default=-1)
@@ -201,27 +235,56 @@ def forward(model: Model, specs: Sequence[Spec], limit: int, on_block: OnBlock |
             if isinstance(block, AttentionBlock):
                 # Behind the last attention only the tokens that the head reads matter.
                 one = t == last_attention and model.head.pool == "last"
-                z, step = attention_step(block, z, still, 1 if one else z.n_tokens, limit, begin.padding)
+                seen = nothing = Still.none(z.c, block.n_heads)
+                if still is not None:
+                    queries = 1 if one else still.n_tokens
+                    still, before = attention_step(block, still, nothing, queries, limit, begin.padding)
+                    seen = before.still
+                z, step = attention_step(block, z, seen, 1 if one else z.n_tokens, limit, begin.padding)
             else:
+                if still is not None:
+                    still, _ = mlp_step(block, still, limit)
                 z, step = mlp_step(block, z, limit)
         except NonFiniteBoundError as error:
             raise NonFiniteBlockError(t + 1, block.kind, error.step) from error
         steps.append(step)
-        if still.shape[1]:
-            still = block(still, begin.padding) if isinstance(block, AttentionBlock) else block(still)
     try:
-        head = layernorm_step(model.head.norm, z, limit).for_the_tape()
+        return _at_the_head(model, specs, begin, steps, still, z, limit)
     except NonFiniteBoundError as error:
         raise NonFiniteBlockError(blocks + 1, "head", error.step) from error
-    bias = None if model.head.bias is None else model.head.bias.double()
-    folded = [spec.claim.fold(model.head.weight.double(), bias) for spec in specs]
-    rows, offset = (torch.stack(part).to(model.dtype) for part in zip(*folded, strict=True))
-    p = still.shape[1]
-    pool = model.head.pool_weights(p + begin.z.n_tokens)
-    pooled = torch.einsum("s,bsd->bd", pool[:p], model.head.norm(still))
-    pooled = pooled + torch.einsum("s,bsd->bd", pool[-z.n_tokens :], head.centre)
+
+
+def _at_the_head(
+    model: Model,
+    specs: Sequence[Spec],
+    begin: Start,
+    steps: list[Step],
+    still: EllipsoidalZonotope | None,
+    z: EllipsoidalZonotope,
+    limit: int,
+) -> Tape:
+    """The rows at the centre, and what is lost behind the final LayerNorm."""
+    head, wide, d = model.head, model.dtype, model.width
+    bias = None if head.bias is None else head.bias.double()
+    folded = [spec.claim.fold(head.weight.double(), bias) for spec in specs]
+    rows, offset = (torch.stack(part).to(wide) for part in zip(*folded, strict=True))
+    S = begin.z.n_tokens + (0 if begin.still is None else begin.still.n_tokens)
+    pool = head.pool_weights(S)
+    norm = layernorm_step(head.norm, z, limit).for_the_tape()
+    pooled = torch.einsum("s,bsd->bd", pool[-z.n_tokens :], norm.centre)
+    size = torch.einsum("s,bsd->bd", pool[-z.n_tokens :], norm.centre.abs() + norm.reach)
+    lost = torch.zeros_like(offset)
+    if still is not None and head.pool == "mean":
+        before = layernorm_step(head.norm, still, limit)
+        pooled = pooled + torch.einsum("s,bsd->bd", pool[: still.n_tokens], before.centre)
+        size = size + torch.einsum("s,bsd->bd", pool[: still.n_tokens], before.centre.abs() + before.reach)
+        lost = before.loss(rows[:, :, None] * pool[: still.n_tokens, None], limit)
     value = offset + (rows @ pooled[..., None]).squeeze(-1)
-    return Tape(begin, steps, head, value, rows, pool[-z.n_tokens :], limit)
+    # Rows are differences of the head's columns, rounded; what they are formed from is larger.
+    outputs = size @ head.weight.abs() + (0 if head.bias is None else head.bias.abs())  # (B, outputs)
+    magnitude = torch.stack([spec.claim.magnitude(x) for spec, x in zip(specs, outputs.double(), strict=True)]).to(wide)
+    rounding = up(gamma(4 * (d + S) + 2 * model.n_outputs + 64, wide) * magnitude + lost, d + S)
+    return Tape(begin, steps, norm, value, rounding, rows, pool[-z.n_tokens :], limit)
 
 
 def backward(tape: Tape) -> tuple[Tensor, dict[Where, Tensor]]:
@@ -232,9 +295,8 @@ def backward(tape: Tape) -> tuple[Tensor, dict[Where, Tensor]]:
         pieces = [_go_back(tape, rows) for rows in every.split(ROWS, dim=1)]
         margins = torch.cat([margins for margins, _ in pieces], dim=1)
     else:
-        margins = tape.value - torch.cat(
-            [tape.head.loss(_pooled_rows(tape, rows), tape.limit) for rows in every.split(ROWS, dim=1)], dim=1
-        )
+        lost = [tape.head.loss(_pooled_rows(tape, rows), tape.limit) for rows in every.split(ROWS, dim=1)]
+        margins = below(tape.value, torch.cat(lost, dim=1) + tape.rounding)
         require_finite("head", margins)
         lowest = margins.argsort(1)[:, :MOST_ROWS].sort(1).values  # of each input its own: their rows have other rivals
         pieces = [_go_back(tape, rows) for rows in lowest.split(ROWS, dim=1)]
@@ -252,16 +314,29 @@ def _pooled_rows(tape: Tape, rows: Tensor) -> Tensor:
 def _go_back(tape: Tape, rows: Tensor) -> tuple[Tensor, dict[Where, Tensor]]:
     blocks = len(tape.steps)
     functionals, loss = tape.head.pull(_pooled_rows(tape, rows), tape.limit)
-    losses: dict[Where, Tensor] = {(blocks + 1, "head", "layernorm"): loss}
+    losses: dict[Where, Tensor] = {
+        (blocks + 1, "head", "layernorm"): loss,
+        (blocks + 1, "head", "rounding"): tape.rounding.gather(1, rows),
+    }
     for t in range(blocks, 0, -1):
         step = tape.steps[t - 1]
         functionals, taken = step.pull(functionals, tape.limit)
         losses |= {(t, step.kind, name): loss for name, loss in taken.items()}
-    z = tape.start.z
-    losses[(0, "input", "input")] = dual_norm(torch.einsum("bknd,bnmd->bkm", functionals, z.G), z.p, -1)
-    margins = tape.value.gather(1, rows) - torch.stack(list(losses.values())).sum(0)
+    z, generators = tape.start.z, tape.start.generators
+    moved = dual_norm(torch.einsum("bknd,bnmd->bkm", functionals.to(generators), generators), z.p, -1).to(functionals)
+    losses[(0, "input", "input")] = up(moved, z.m)
+    # The box of rounding that the input starts with, and what the products just above round.
+    start = coordinate_radius(z.Q) + gamma(z.n_tokens * z.c.shape[-1] + 16, z.c.dtype) * z.symbol_radius
+    losses[(0, "input", "rounding")] = rounded_off(functionals, up(start))
+    margins = below(tape.value.gather(1, rows), torch.stack(list(losses.values())).sum(0), len(losses))
     require_finite("adjoint", margins)
     return margins, dict(sorted(losses.items()))
+
+
+def below(value: Tensor, loss: Tensor, terms: int = 1) -> Tensor:
+    """value - loss, rounded down, for losses that are sums of so many."""
+    loss = up(loss, terms)
+    return value - loss - up(gamma(2, value.dtype) * (value.abs() + loss))
 
 
 def where_lost(tape: Tape, b: int) -> str:

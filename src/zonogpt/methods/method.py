@@ -48,13 +48,23 @@ class Method(Protocol):
     def plan(self, sizes: Sizes, dtype: torch.dtype, budget_bytes: int | None) -> Plan:
         """The memory that one input of these sizes will need, counted before it runs."""
 
-    def batches(self, model: Model, specs: Sequence[Spec], budget_bytes: int | None) -> list[list[int]]:
+    def batches(
+        self, model: Model, specs: Sequence[Spec], dtype: torch.dtype, budget_bytes: int | None
+    ) -> list[list[int]]:
         """Indices of specs that are best bounded together: of one shape, as embedded."""
 
     def bound_many(
-        self, model: Model, specs: Sequence[Spec], budget_bytes: int | None, on_block: OnBlock | None
+        self,
+        model: Model,
+        specs: Sequence[Spec],
+        dtype: torch.dtype,
+        budget_bytes: int | None,
+        on_block: OnBlock | None,
     ) -> list[Bounds]:
-        """Sound bounds for one such batch, in the model's dtype on its device; model and specs agree in both."""
+        """Sound bounds for one such batch, on the device of model and specs, which are in float64.
+
+        `dtype` is the type of what moves: generators and tangents.
+        """
 
 
 class NotEnoughMemoryError(MemoryError):

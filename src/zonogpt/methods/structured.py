@@ -53,14 +53,22 @@ class StructuredMethod:
         fused = self.attention is fused_attention, self.mlp is fused_mlp
         return plan_structured(sizes, *fused, self.start is from_promoted, limit, dtype.itemsize)
 
-    def batches(self, model: Model, specs: Sequence[Spec], budget_bytes: int | None) -> list[list[int]]:
+    def batches(
+        self, model: Model, specs: Sequence[Spec], dtype: torch.dtype, budget_bytes: int | None
+    ) -> list[list[int]]:
         """One at a time: the pool is for one input."""
         return [[i] for i in range(len(specs))]
 
     def bound_many(
-        self, model: Model, specs: Sequence[Spec], budget_bytes: int | None, on_block: OnBlock | None
+        self,
+        model: Model,
+        specs: Sequence[Spec],
+        dtype: torch.dtype,
+        budget_bytes: int | None,
+        on_block: OnBlock | None,
     ) -> list[Bounds]:
-        return [self.bound(model, spec, budget_bytes, on_block) for spec in specs]
+        rounded = model.converted(model.device, dtype)
+        return [self.bound(rounded, spec, budget_bytes, on_block) for spec in specs]
 
     def bound(self, model: Model, spec: Spec, budget_bytes: int | None, on_block: OnBlock | None) -> Bounds:
         """Lower bounds of the claim's rows over the input set. Works in the model's dtype, on its device."""

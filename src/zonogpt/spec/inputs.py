@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from zonogpt.domains.rounding import gamma, up
 from zonogpt.model.ir import ImageEmbedding, Model, TokenEmbedding
 
 
@@ -47,10 +48,13 @@ class InputBox(Protocol):
         """The first token that any input of the set changes; the last one if none does."""
 
     def embed(self, raw: Tensor) -> Tensor:
-        """Raw input (..., raw shape) -> embedded tokens (..., S, d): what the model computes, exactly."""
+        """Raw input (..., raw shape) -> embedded tokens (..., S, d), as the model computes them."""
+
+    def embedding_rounding(self, raw: Tensor) -> Tensor:
+        """(S, d): by how much `embed` may be off, for one raw input."""
 
     def local_generators(self, radius: Tensor) -> Tensor:
-        """The image of the box's half-widths: (S, q, d)."""
+        """The image of the box's half-widths: (S, q, d), off by at most one unit each."""
 
     def belongs_to(self, model: Model) -> bool:
         """Whether this model would embed the raw inputs exactly so: a proof for another one would mean nothing."""
@@ -101,6 +105,11 @@ class PixelBox:
     def embed(self, raw: Tensor) -> Tensor:
         return self.embedding(raw)
 
+    def embedding_rounding(self, raw: Tensor) -> Tensor:
+        it = self.embedding
+        sizes = it.patches(raw.abs()) @ it.weight.abs() + it.bias.abs() + it.positions.abs()
+        return up(gamma(len(it.weight) + 4, raw.dtype) * sizes, len(it.weight))
+
     def local_generators(self, radius: Tensor) -> Tensor:
         return self.embedding.patches(radius)[:, :, None] * self.embedding.weight
 
@@ -140,6 +149,10 @@ class EmbeddingBox:
     def embed(self, raw: Tensor) -> Tensor:  # (..., positions, d) -> (..., S, d)
         index = torch.tensor(self.positions, device=raw.device)
         return self.base.expand(*raw.shape[:-2], *self.base.shape).index_add(-2, index, raw)
+
+    def embedding_rounding(self, raw: Tensor) -> Tensor:
+        index = torch.tensor(self.positions, device=raw.device)
+        return up(gamma(4, raw.dtype) * self.base.abs().index_add(-2, index, raw.abs()))
 
     def local_generators(self, radius: Tensor) -> Tensor:
         d = self.base.shape[1]

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from zonogpt.domains.rounding import gamma, up
+
 N_PIECES = 32
 K0, K1 = math.sqrt(2 / math.pi), 0.044715
 
@@ -46,6 +48,7 @@ class _CurvatureParts:
     """g''(t) = sech(h)^2 (P - N) at |t|, with P = h' + |t| h''/2 and N = |t| tanh(h) h'^2."""
 
     t: Tensor
+    h: Tensor
     P: Tensor
     N: Tensor
     sech2: Tensor
@@ -55,7 +58,7 @@ class _CurvatureParts:
         u, u2 = t.abs(), t.square()
         h, slope = K0 * u * (1 + K1 * u2), K0 * (1 + 3 * K1 * u2)
         decay = torch.exp(-2 * h)  # sech^2 without the cancellation of 1 - tanh^2
-        return cls(t, K0 * (1 + 6 * K1 * u2), u * torch.tanh(h) * slope.square(), 4 * decay / (1 + decay).square())
+        return cls(t, h, K0 * (1 + 6 * K1 * u2), u * torch.tanh(h) * slope.square(), 4 * decay / (1 + decay).square())
 
     def range_to(self, other: _CurvatureParts) -> tuple[Tensor, Tensor]:
         """Bounds of g'' between the two points.
@@ -68,10 +71,13 @@ class _CurvatureParts:
         s_far = torch.minimum(self.sech2, other.sech2)
         p_near = torch.minimum(self.P, other.P).masked_fill(straddles, K0)
         n_near = torch.minimum(self.N, other.N).masked_fill(straddles, 0.0)
-        low = p_near - torch.maximum(self.N, other.N)
-        high = torch.maximum(self.P, other.P) - n_near
+        p_far, n_far = torch.maximum(self.P, other.P), torch.maximum(self.N, other.N)
+        low, high = p_near - n_far, p_far - n_near
+        # Every part has a relative error of some units, sech^2 one of 2 h times the units of h.
+        rounding = gamma(64, low.dtype) * (p_far + n_far) * (1 + torch.minimum(self.h, other.h)) * s_near
         # Outward for either sign: a positive bound is largest with sech^2 at the near end, a negative one with it too.
-        return torch.where(low < 0, low * s_near, low * s_far), torch.where(high > 0, high * s_near, high * s_far)
+        low, high = torch.where(low < 0, low * s_near, low * s_far), torch.where(high > 0, high * s_near, high * s_far)
+        return low - rounding, high + rounding
 
 
 @functools.cache
@@ -100,9 +106,9 @@ def affine_gelu(low: Tensor, high: Tensor, pieces: int = N_PIECES) -> tuple[Tens
     relu_low, relu_high = _relu_residual(low, high, slope)
     r_low, r_high = torch.maximum(part_low, relu_low), torch.minimum(part_high, relu_high)
     mid, half = (r_low + r_high) / 2, (r_high - r_low) / 2
-    # Rounding of g, of slope * t and of the halving: 16 units of the largest number involved, outward.
+    # Rounding of g (6 units of t: docs/math.md), of slope * t and of the halving, outward.
     size = torch.maximum(low.abs(), high.abs()) * (1 + slope.abs())
-    return slope, mid, half.clamp(min=0) + 16 * torch.finfo(low.dtype).eps * size
+    return slope, mid, up(half.clamp(min=0) + gamma(48, low.dtype) * size)
 
 
 def _pieces(low: Tensor, high: Tensor, count: int) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:

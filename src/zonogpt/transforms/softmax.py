@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from zonogpt.domains.interval import Interval
+from zonogpt.domains.rounding import gamma, up
 
 
 def softmax_jvp(P: Tensor, U_dot: Tensor) -> Tensor:
@@ -44,7 +45,11 @@ def softmax_deviation(log_P: Tensor, T_U: Tensor) -> Tensor:
     P = log_P.exp()
     high = torch.sigmoid(log_P + T_U - _others(log_P - T_U))
     low = torch.sigmoid(log_P - T_U - _others(log_P + T_U))
-    return torch.maximum(high - P, P - low).masked_fill(masked(log_P), 0.0)
+    # The exponents are off by some units of the largest of their row, the probabilities relatively by as much.
+    largest = (T_U - log_P).masked_fill(masked(log_P), 0.0).amax(-1, keepdim=True)
+    units = gamma(8 * log_P.shape[-1] + 64, P.dtype) * (1 + largest)
+    deviation = torch.maximum(high - P, P - low) + torch.expm1(units) * (high + P)
+    return up(deviation).clamp(max=1).masked_fill(masked(log_P), 0.0)
 
 
 def softmax_range(U: Interval, visible: Tensor) -> Interval:

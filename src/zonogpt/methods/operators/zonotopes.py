@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zonogpt.domains.ellipsoidal import dual_norm
 from zonogpt.domains.interval import Interval
 from zonogpt.domains.structured import abs_sum
-from zonogpt.domains.symbols import dual_norm
 from zonogpt.methods.operators.network import Arrangement
 from zonogpt.transforms.functions import Function
 

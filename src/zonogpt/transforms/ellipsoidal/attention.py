@@ -28,6 +28,7 @@ from zonogpt.domains.ellipsoidal import (
     weights,
 )
 from zonogpt.domains.finite import require_finite
+from zonogpt.domains.rounding import length, up
 from zonogpt.model.ir import AttentionBlock
 from zonogpt.transforms.ellipsoidal.attention_errors import (
     Projections,
@@ -38,6 +39,7 @@ from zonogpt.transforms.ellipsoidal.attention_errors import (
 )
 from zonogpt.transforms.ellipsoidal.attention_point import (
     AttentionPoint,
+    Still,
     Tangents,
     TangentSums,
     attention_point,
@@ -46,7 +48,8 @@ from zonogpt.transforms.ellipsoidal.attention_point import (
     tangent_bytes,
     tangents,
 )
-from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep, layernorm_step
+from zonogpt.transforms.ellipsoidal.attention_rounding import AttentionRounding, attention_rounding, output_rounding
+from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep, layernorm_step, rounded_off
 from zonogpt.transforms.ellipsoidal.softmax import SoftmaxStep, softmax_step
 
 KEPT_CHUNKS = 4  # tangents are kept for their second use if they take no more than this many chunks
@@ -57,10 +60,18 @@ class AttentionStep:
     point: AttentionPoint
     norm: LayerNormStep
     softmax: SoftmaxStep
-    value_gram: Tensor  # (B, H, n, e, e): cover of the values' change
+    value_gram: Tensor  # (B, H, n, e, e): cover of the values' change, rounding apart
     product_gram: Tensor  # (B, H, I, e, e): cover of sum_j dP_ij dV_j
+    key_radius: Tensor  # (B, H, n, e): how far a key is from the centre's, all told
+    value_radius: Tensor  # (B, H, n, e)
+    rounding: Tensor  # (B, I, d): as in MlpStep
 
     kind = "attention"
+
+    @property
+    def still(self) -> Still:
+        """The moving tokens of this step as later tokens see them: exact but for what the step bounds."""
+        return Still(self.norm.centre, self.key_radius, self.value_radius)
 
     def pull(self, functionals: Tensor, limit: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Functionals (B, K, I, d) of the block's output as functionals (B, K, n, d) of its input, and the losses."""
@@ -74,6 +85,7 @@ class AttentionStep:
         fall = (-along).masked_fill(point.hidden[:, None], -math.inf).amax(-1).clamp(min=0)
         softmax = torch.where(s.sloped[:, None], softmax, torch.minimum(softmax, fall)).sum((-1, -2))
         scores = (s.scores[:, None] * size).sum((-1, -2, -3))
+        summands = size[0, 0].numel()
         by_head = w.permute(0, 2, 3, 1, 4)  # (B, H, I, K, e)
         apart = support(self.value_gram, by_head.flatten(2, 3)[:, :, None]).unflatten(-1, (I, -1))  # (B, H, n, I, K)
         apart = torch.einsum("bhin,bhnik->bhik", s.total[..., first:], apart)
@@ -89,18 +101,24 @@ class AttentionStep:
         branch = torch.cat([block.join_heads(x) for x in (to_Q, to_K, to_V)], dim=-1) @ block.w_qkv.T
         before, norm = self.norm.pull(branch, limit)
         before[:, :, -I:] += functionals
-        return before, {"layernorm": norm, "scores": scores, "softmax": softmax, "product": product}
+        return before, {
+            "layernorm": norm,
+            "scores": up(scores, summands),
+            "softmax": up(softmax, summands),
+            "product": up(product, summands),
+            "rounding": rounded_off(functionals, self.rounding),
+        }
 
 
 def attention_step(
     block: AttentionBlock,
     z: EllipsoidalZonotope,
-    still: Tensor,
+    still: Still,
     n_queries: int,
     limit: int,
     padding: Tensor | None = None,
 ) -> tuple[EllipsoidalZonotope, AttentionStep]:
-    """Z' with A(x) in Z' at the last `n_queries` tokens, for x in z behind the exact tokens `still` (B, p, d).
+    """Z' with A(x) in Z' at the last `n_queries` tokens, for x in z behind the tokens `still`.
 
     `padding` as in AttentionBlock.visible.
 
@@ -108,15 +126,16 @@ def attention_step(
     O(n m d^2 + n d^3 + n S d^2).
     """
     norm = layernorm_step(block.norm, z, limit)
-    point = attention_point(block, block.norm(still), norm.centre, n_queries, padding)
+    point = attention_point(block, still.n, norm.centre, n_queries, padding)
     pr = project(point, minkowski(norm.jacobian_gram(z.Q), norm.error_gram))
+    rounding = attention_rounding(point, norm, still)
 
     def moved(part: slice) -> Tangents:
         return tangents(point, norm.jacobian(z.G[:, :, part]))
 
     parts = list(chunks(z.m, symbol_bytes(point), limit))
     keep = z.m * tangent_bytes(point) <= KEPT_CHUNKS * limit  # or they are computed twice
-    sums, kept = TangentSums(z.p), []
+    sums, kept = TangentSums(z.p, z.c.dtype), []
     for part in parts:
         t = moved(part)
         sums.add(t)
@@ -124,12 +143,15 @@ def attention_step(
     errors = error_scores(point, pr)
     score_gram = row_minkowski(point.P, sums.W.cover, errors.gram)
     values = point.values()
+    linear = up(sums.W.radius + errors.radius)
+    change = changes(point, sums, pr, rounding)
     s = softmax_step(
         log_P=point.log_P,
-        linear=sums.W.radius + errors.radius,
-        R_U=score_products(point, sums, pr),
+        linear=linear,
+        R_U=up(change.score_products(point) + rounding.scores),
         score_gram=score_gram,
         length=torch.linalg.vector_norm(values, dim=-1),
+        doubt=point.doubt,
     )
     require_finite("attention softmax", s.slope, s.error, s.total)
     score_values = s.slope[..., None] * values
@@ -142,23 +164,52 @@ def attention_step(
     value_gram = minkowski(sums.V.cover, pr.VV_heads)
     product = value_products(point, s, score_gram, value_gram)
     local = minkowski(softmax_cover(s, point.P, values), product)
-    Q = error_images(point, norm, z, pr, errors.key, score_values, local, limit)
-    shift = (s.shift[..., None, :] @ values).squeeze(-2)  # (B, H, I, e)
-    c = z.c[:, -n_queries:] + block.join_heads(point.O + shift) @ block.w_o + block.b_o
-    out = EllipsoidalZonotope(c=c, G=G, Q=rounded_out(Q), p=z.p)
+    shifted = point.O + (s.shift[..., None, :] @ values).squeeze(-2)  # (B, H, I, e)
+    before, deviation = z.c[:, -n_queries:], z.radius[:, -n_queries:]
+    off = {
+        dtype: output_rounding(point, rounding, s, linear, shifted, score_values, before, deviation, dtype)
+        for dtype in {z.c.dtype, z.G.dtype}
+    }
+    Q = error_images(point, norm, z, pr, errors.key, score_values, local, off[z.G.dtype], limit)
+    c = before + block.join_heads(shifted) @ block.w_o + block.b_o
+    out = EllipsoidalZonotope(c=c, G=G, Q=Q, p=z.p)
     require_finite("attention output", out.c, out.G, out.Q)
-    return out, AttentionStep(point, norm.for_the_tape(), s, value_gram, product)
+    key_radius = change.K[:, :, point.first :]
+    step = AttentionStep(
+        point, norm.for_the_tape(), s, value_gram, product, key_radius, change.V, rounding=off[z.c.dtype]
+    )
+    return out, step
 
 
-def score_products(point: AttentionPoint, sums: TangentSums, pr: Projections) -> Tensor:
-    """(B, H, I, S): bounds |dQ_i . dK_j| / sqrt(e), coordinate by coordinate or by the lengths of the two."""
-    T_Q = sums.Q.radius + coordinate_radius(pr.QQ)
-    T_K = sums.K.radius + coordinate_radius(pr.KK_heads)
-    length_Q = sums.Q.square().sqrt() + lambda_max(pr.QQ).sqrt()  # (B, H, I)
-    length_K = sums.K.square().sqrt() + lambda_max(pr.KK_heads).sqrt()  # (B, H, n)
-    R_U = torch.zeros_like(point.P)
-    R_U[..., point.first :] = torch.minimum(T_Q @ T_K.mT, length_Q[..., None] * length_K[..., None, :])
-    return (R_U * point.block.scale).masked_fill(point.hidden, 0.0)
+@dataclass(frozen=True)
+class Changes:
+    """How far queries, keys and values are from the centre's: coordinate by coordinate, and in length."""
+
+    Q: Tensor  # (B, H, I, e)
+    K: Tensor  # (B, H, S, e)
+    V: Tensor  # (B, H, n, e)
+    Q_length: Tensor  # (B, H, I)
+    K_length: Tensor  # (B, H, S)
+
+    def score_products(self, point: AttentionPoint) -> Tensor:
+        """(B, H, I, S): bounds |dQ_i . dK_j| / sqrt(e), coordinate by coordinate or by the lengths of the two."""
+        R_U = torch.minimum(self.Q @ self.K.mT, self.Q_length[..., None] * self.K_length[..., None, :])
+        return up(R_U * point.block.scale, self.Q.shape[-1]).masked_fill(point.hidden, 0.0)
+
+
+def changes(point: AttentionPoint, sums: TangentSums, pr: Projections, rounding: AttentionRounding) -> Changes:
+    first = point.first
+    query, key, value = rounding.query, rounding.key, rounding.value(rounding.narrow)
+    K, K_length = key.clone(), length(key)
+    K[:, :, first:] += sums.K.radius + coordinate_radius(pr.KK_heads)
+    K_length[:, :, first:] += sums.K.square().sqrt() + lambda_max(pr.KK_heads).sqrt()
+    return Changes(
+        Q=up(sums.Q.radius + coordinate_radius(pr.QQ) + query),
+        K=up(K),
+        V=up(sums.V.radius + coordinate_radius(pr.VV_heads) + value[:, :, first:]),
+        Q_length=up(sums.Q.square().sqrt() + lambda_max(pr.QQ).sqrt() + length(query)),
+        K_length=up(K_length),
+    )
 
 
 def softmax_cover(s: SoftmaxStep, P: Tensor, values: Tensor) -> Tensor:
@@ -168,16 +219,16 @@ def softmax_cover(s: SoftmaxStep, P: Tensor, values: Tensor) -> Tensor:
     (sum_j p_j l_j)^2 <= sum_j p_j l_j^2: probabilities add up to 1, however many keys may rise.
     """
     common = s.common[..., None, :] @ values  # one more direction, with coefficient xi
-    size = torch.cat([s.error + s.scores, torch.ones_like(s.error[..., :1])], dim=-1)
+    size = torch.cat([up(s.error + s.scores), torch.ones_like(s.error[..., :1])], dim=-1)
     box = box_cover(torch.cat([values, common], dim=-2), size)
-    scaled = (P + s.total).sqrt()[..., None] * values
-    hull = symmetric_product(scaled.mT, scaled)
+    scaled = up(P + s.total).sqrt()[..., None] * values
+    hull = rounded_out(symmetric_product(scaled.mT, scaled), terms=P.shape[-1])
     smaller = ~s.sloped & (trace(hull) < trace(box))
     return torch.where(smaller[..., None, None], hull, box)
 
 
 def value_products(point: AttentionPoint, s: SoftmaxStep, score_gram: Tensor, value_gram: Tensor) -> Tensor:
-    """(B, H, I, e, e): contains sum_j dP_ij dV_j for dV_j in value_gram_j.
+    """(B, H, I, e, e): contains sum_j dP_ij dV_j for dV_j in value_gram_j, moving keys only.
 
     sum_j p_j v_j is in (sum_j p_j^2 / t_j) sum_j t_j Gram_j for any t > 0. The first factor is bounded key by key, or
     for all keys together: the part of dP that is linear in the symbols by its Gram, the rest key by key.
@@ -189,4 +240,6 @@ def value_products(point: AttentionPoint, s: SoftmaxStep, score_gram: Tensor, va
     linear = lambda_max(root[..., :, None] * score_gram[..., moving, moving] * root[..., None, :]).sqrt()
     together = (linear + (residual.square() / t).sum(-1).sqrt()).square()
     apart = (total.square() / t).sum(-1)
-    return torch.fmin(apart, together)[..., None, None] * torch.einsum("bhin,bhnef->bhief", t, value_gram)
+    keys = total.shape[-1]
+    smaller = up(torch.fmin(apart, together), 2 * keys + 64)
+    return rounded_out(smaller[..., None, None] * torch.einsum("bhin,bhnef->bhief", t, value_gram), terms=keys)

@@ -14,15 +14,17 @@ from torch import Tensor
 from zonogpt.domains.chunks import chunks
 from zonogpt.domains.ellipsoidal import (
     EllipsoidalZonotope,
-    bounded,
     image_rounding,
+    rounded_out,
     sandwich,
     support,
     symmetric_product,
     symmetrised,
     trace,
     weights,
+    widened,
 )
+from zonogpt.domains.rounding import gamma, up
 from zonogpt.transforms.ellipsoidal.attention_point import AttentionPoint
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep
 
@@ -63,9 +65,7 @@ def _head_grams(merged: Tensor, w: Tensor, n_heads: int) -> Tensor:
     wide = (merged @ w).unflatten(-1, (n_heads, -1)).permute(0, 3, 1, 2, 4)  # (B, H, n, d, e)
     w_heads = by_head(w, n_heads)[:, None]
     out = symmetric_product(w_heads.mT, wide)
-    slack = image_rounding(merged[:, None], w_heads.square().sum((-1, -2)))
-    out.diagonal(dim1=-2, dim2=-1).add_(slack[..., None])
-    return out
+    return widened(out, image_rounding(merged[:, None], w_heads.square().sum((-1, -2))))
 
 
 def head_blocks(gram: Tensor, n_heads: int) -> Tensor:
@@ -92,13 +92,14 @@ def error_scores(point: AttentionPoint, pr: Projections) -> ErrorScores:
     moved_key = moved_key.masked_fill(hidden, 0.0)
     cross = moved_key.masked_fill(own, 0.0)
     u = cross.sqrt()
-    others = (1 - 2 * P) * u + (P * u).sum(-1, keepdim=True)  # (1 - P_j) u_j + sum_{k != j} P_k u_k
+    mean = (P * u).sum(-1, keepdim=True)
+    keys, dtype = P.shape[-1], P.dtype
+    others = (1 - 2 * P) * u + mean + gamma(2 * keys + 16, dtype) * (u + mean)  # (1 - P_j) u_j + sum_{k != j} P_k u_k
     t = weights((P * cross).sqrt(), -1)
     r = cross / t
     spread = (P.square() * r).sum(-1)[..., None, None] - (P * r)[..., :, None] - (P * r)[..., None, :]
-    unit = torch.finfo(P.dtype).eps
     # (1 - P_s)^2 r_s from its three parts: they round relative to r_s.
-    slack = 2 * (P.shape[-1] + 8) * unit * r.sum(-1, keepdim=True)
+    slack = gamma(4 * (keys + 8), dtype) * r.sum(-1, keepdim=True)
     cross_gram = t.sum(-1)[..., None, None] * (torch.diag_embed(r + slack) + spread)
 
     # Own token: a_j = (K_j - Kbar) / sqrt(e) meets the query's change, (delta_ij - P_ii) Q_i / sqrt(e) the key's.
@@ -110,10 +111,13 @@ def error_scores(point: AttentionPoint, pr: Projections) -> ErrorScores:
     own_key = (moved_key * own).sum(-1)[..., None, None]
     own_gram = a @ pr.QQ @ a.mT + mixed[..., :, None] * kept[..., None, :] + kept[..., :, None] * mixed[..., None, :]
     own_gram = own_gram + own_key * kept[..., :, None] * kept[..., None, :]
-    # The three parts may cancel; what they round does not.
-    of_key = trace(pr.KK_heads[:, :, -point.n_queries :]) * point.Q.square().sum(-1) * scale**2  # (B, H, I)
-    parts = 2 * (trace(pr.QQ)[..., None] * a.square().sum(-1) + of_key[..., None] * kept.square())
-    own_gram.diagonal(dim1=-2, dim2=-1).add_(2 * (a.shape[-1] + 8) * unit * parts)
+    # The three parts may cancel, and so may what they are formed from; what is rounded does not.
+    token = trace(pr.merged[:, -point.n_queries :])[:, None]  # (B, 1, I)
+    w_q, w_k = (by_head(w, a.shape[1]).square().sum((-1, -2))[:, None] for w in point.block.projections[:2])  # (H, 1)
+    of_query = (token * w_q)[..., None] * a.square().sum(-1)  # (B, H, I, S)
+    of_key = (token * w_k * point.Q.square().sum(-1))[..., None] * (scale * kept).square()
+    slack = gamma(8 * (pr.merged.shape[-1] + a.shape[-1] + 16), dtype) * (of_query + of_key)
+    own_gram = widened(own_gram, slack.sum(-1))
     radius = others + own_gram.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
     gram = row_minkowski(P, own_gram, cross_gram).masked_fill(hidden[..., None, :] | hidden[..., :, None], 0.0)
     return ErrorScores(radius.masked_fill(hidden, 0.0), gram, moved_key[..., first:].sqrt())
@@ -124,7 +128,8 @@ def row_minkowski(P: Tensor, *grams: Tensor) -> Tensor:
     sizes = torch.stack([(Q.diagonal(dim1=-2, dim2=-1).clamp(min=0) * P).sum(-1).sqrt() for Q in grams])
     t = weights(sizes, dim=0)
     parts = [(t.sum(0) / ti)[..., None, None] * Q for ti, Q in zip(t, grams, strict=True)]
-    return torch.stack(parts).sum(0)
+    out = torch.stack(parts).sum(0)
+    return widened(out, up(gamma(32, out.dtype) * trace(out)))
 
 
 def error_images(
@@ -135,9 +140,11 @@ def error_images(
     key: Tensor,
     score_values: Tensor,
     local: Tensor,
+    rounding: Tensor,
     limit: int,
 ) -> Tensor:
-    """(B, I, d, d): the Minkowski sum, per query, of the images of all old errors and of the new errors `local`.
+    """(B, I, d, d): the Minkowski sum, per query, of the images of all old errors, of the new errors `local`, and of
+    the box `rounding` (B, I, d).
 
     `key` as in ErrorScores, `score_values` as in branch_images, `local` (B, H, I, e, e) in head space. The
     images of other tokens need no d x d map per pair of tokens: see `_crossed`.
@@ -149,7 +156,7 @@ def error_images(
     own_map = _own_map(point, pr.keys, score_values)
     carried = sandwich(z.Q[:, -I:], norm.last(I).with_skip(own_map))
     fresh = sandwich(norm.error_gram[:, -I:], own_map)
-    t_own = weights(torch.stack([trace(carried), trace(fresh)]).sqrt(), 0)  # (2, B, I)
+    t_own = weights(torch.stack([trace(carried).sqrt(), trace(fresh).sqrt(), rounding.sum(-1)]), 0)  # (3, B, I)
     out = carried.div_(t_own[0, ..., None, None]).addcdiv_(fresh, t_own[1, ..., None, None])
     total = t_own.sum(0) + t_local.sum(1)
     crossed_total = []
@@ -159,7 +166,9 @@ def error_images(
         head_blocks(inner, H).add_(blocks)
         out[:, part] += sandwich(inner, point.block.w_o)
         crossed_total.append(t_crossed)
-    return out.mul_((total + torch.cat(crossed_total, dim=1))[..., None, None])
+    out.diagonal(dim1=-2, dim2=-1).add_(up(rounding * (rounding.sum(-1) / t_own[2])[..., None], 2 * rounding.shape[-1]))
+    total = up(total + torch.cat(crossed_total, dim=1), point.P.shape[-1] + H)
+    return rounded_out(out.mul_(total[..., None, None]))
 
 
 def _query_bytes(point: AttentionPoint) -> int:
@@ -204,22 +213,15 @@ def _crossed(
     of_value, of_key = _sizes(point, pr)
     summands = P * of_value[:, :, None] + torch.linalg.vector_norm(b, dim=-1) * of_key[:, :, queries]
     parts = (summands.square().sum(1) * inverse).sum(-1)
-    inner.diagonal(dim1=-2, dim2=-1).add_((8 * (e * H + 8) * torch.finfo(b.dtype).eps * parts)[..., None])
-    return inner, t.sum(-1)
+    return widened(inner, gamma(16 * (e * H + 8) + 2 * P.shape[-1], b.dtype) * parts), t.sum(-1)
 
 
 def _sizes(point: AttentionPoint, pr: Projections) -> tuple[Tensor, Tensor]:
-    """What V_dot_s (B, H, n) and Q_i . K_dot_s (B, H, I, n) are formed from, in size: rounding is relative to that.
-
-    In float32 only sizes of the results, as in `image_rounding`: the worst case would swamp everything.
-    """
-    if not bounded(pr.merged.dtype):
-        of_key = trace(pr.KK_heads).sqrt()[:, :, None] * torch.linalg.vector_norm(point.Q, dim=-1, keepdim=True)
-        return trace(pr.VV_heads).sqrt(), of_key
-    w_v = by_head(point.block.projections[2], point.block.n_heads)
+    """What V_dot_s (B, H, n) and Q_i . K_dot_s (B, H, I, n) are formed from, in size: rounding is relative to that."""
+    _, w_k, w_v = (torch.linalg.matrix_norm(by_head(w, point.block.n_heads))[:, None] for w in point.block.projections)
     token = trace(pr.merged).sqrt()[:, None]  # (B, 1, n)
-    of_key = torch.linalg.vector_norm(pr.keys, dim=-1, keepdim=True) * token[:, :, None]
-    return torch.linalg.matrix_norm(w_v)[:, None] * token, of_key
+    of_query = w_k * torch.linalg.vector_norm(point.Q, dim=-1)  # (B, H, I)
+    return w_v * token, of_query[..., None] * token[:, :, None]
 
 
 def _own_map(point: AttentionPoint, keys: Tensor, score_values: Tensor) -> Tensor:

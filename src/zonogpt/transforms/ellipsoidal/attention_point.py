@@ -1,8 +1,8 @@
 """The attention branch at the centre of LayerNorm's output, and the images of the input's symbols.
 
 Axes: B inputs, H heads, i queries (I of them), j or s keys (S), m symbols, e features of a head. Tokens before the
-first one that can move are exact: they are keys and values, never queries or sources. The last n keys are the moving
-tokens, the last I of these the queries.
+first one that can move are exact but for rounding: they are keys and values, never queries or sources. The last n keys
+are the moving tokens, the last I of these the queries.
 """
 
 from __future__ import annotations
@@ -14,8 +14,25 @@ import torch
 from torch import Tensor
 
 from zonogpt.domains.finite import require_finite
+from zonogpt.domains.rounding import gamma
 from zonogpt.domains.symbols import SymbolSums
 from zonogpt.model.ir import AttentionBlock
+
+
+@dataclass(frozen=True)
+class Still:
+    """Tokens before the first that moves: LayerNorm's output there, and how far rounding may move keys and values."""
+
+    n: Tensor  # (B, p, d)
+    K: Tensor  # (B, H, p, e)
+    V: Tensor  # (B, H, p, e)
+
+    @staticmethod
+    def none(like: Tensor, n_heads: int) -> Still:
+        """No such tokens, for a batch of tokens `like` (B, n, d)."""
+        B, _, d = like.shape
+        empty = like.new_zeros(B, n_heads, 0, d // n_heads)
+        return Still(like.new_zeros(B, 0, d), empty, empty)
 
 
 @dataclass(frozen=True)
@@ -27,6 +44,7 @@ class AttentionPoint:
     log_P: Tensor  # (B, H, I, S)
     P: Tensor
     O: Tensor  # noqa: E741  (B, H, I, e): P V
+    doubt: Tensor  # (B, H, I): P is exp(log_P), normalised, up to this part of it
     first: int  # the first moving key
 
     @property
@@ -53,7 +71,7 @@ class AttentionPoint:
 def attention_point(
     block: AttentionBlock, still: Tensor, moving: Tensor, n_queries: int, padding: Tensor | None = None
 ) -> AttentionPoint:
-    """`still` (B, p, d) and `moving` (B, n, d): LayerNorm's output at the exact tokens and the centre at the others.
+    """`still` (B, p, d) and `moving` (B, n, d): LayerNorm's output at the still tokens and the centre at the others.
 
     `padding` as in AttentionBlock.visible.
     """
@@ -67,7 +85,8 @@ def attention_point(
     log_P = scores.masked_fill(masked, -math.inf).log_softmax(-1)
     require_finite("attention scores", log_P.masked_fill(masked, 0.0))  # -inf is to mean "masked" and nothing else
     P = log_P.exp()
-    return AttentionPoint(block, Q, K, V, log_P, P, P @ V, still.shape[1])
+    doubt = (P.sum(-1) - 1).abs() * (1 + gamma(16, P.dtype)) + gamma(2 * S + 32, P.dtype)
+    return AttentionPoint(block, Q, K, V, log_P, P, P @ V, doubt, still.shape[1])
 
 
 @dataclass(frozen=True)
@@ -88,28 +107,29 @@ def tangents(point: AttentionPoint, n_dot: Tensor) -> Tangents:
     block = point.block
     Q, K, V = (
         part.unflatten(-1, (block.n_heads, -1)).permute(0, 3, 1, 2, 4).contiguous()
-        for part in (n_dot @ block.w_qkv).chunk(3, dim=-1)
+        for part in (n_dot @ block.w_qkv.to(n_dot.dtype)).chunk(3, dim=-1)
     )
     Q = Q[:, :, -point.n_queries :]
-    U = Q @ point.K[:, :, None].mT
-    U[..., point.first :] += torch.einsum("bhie,bhjme->bhimj", point.Q, K)
+    U = Q @ point.K[:, :, None].mT.to(Q.dtype)
+    U[..., point.first :] += torch.einsum("bhie,bhjme->bhimj", point.Q.to(K.dtype), K)
     U *= block.scale
-    U -= U @ point.P[..., None]
+    U -= U @ point.P[..., None].to(U.dtype)
     return Tangents(Q, K, V, U.masked_fill_(point.hidden[..., None, :], 0.0))
 
 
 def branch_images(point: AttentionPoint, t: Tangents, score_values: Tensor) -> Tensor:
     """The tangents behind the branch, (B, I, m, d), when a centred score change u adds sum_j P_j u_j score_values_j."""
-    heads = t.W @ (point.P[..., None] * score_values)
-    heads += torch.einsum("bhij,bhjme->bhime", point.P[..., point.first :], t.V)
-    return heads.permute(0, 2, 3, 1, 4).flatten(-2) @ point.block.w_o
+    dtype = t.W.dtype
+    heads = t.W @ (point.P[..., None] * score_values).to(dtype)
+    heads += torch.einsum("bhij,bhjme->bhime", point.P[..., point.first :].to(dtype), t.V)
+    return heads.permute(0, 2, 3, 1, 4).flatten(-2) @ point.block.w_o.to(dtype)
 
 
 class TangentSums:
     """What all symbols together do to queries, keys, values and centred scores."""
 
-    def __init__(self, p: float) -> None:
-        self.Q, self.K, self.V, self.W = (SymbolSums(p) for _ in range(4))
+    def __init__(self, p: float, dtype: torch.dtype) -> None:
+        self.Q, self.K, self.V, self.W = (SymbolSums(p, dtype) for _ in range(4))
 
     def add(self, t: Tangents) -> None:
         self.Q.add(t.Q)

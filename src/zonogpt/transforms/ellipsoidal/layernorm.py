@@ -8,7 +8,9 @@ With z0 the centred centre, D the centred deviation, a = tau + |z0 + D|^2 / d, r
 with e_rho and d_rho *scalars* per token. The middle of e_rho's interval moves the centre. Two linear forms of one
 ellipsoid multiply to at most half of what their maxima do, around a centre that moves too. Where all this is larger
 than LayerNorm's own range (|xhat| < sqrt(d)), the slope is dropped and the range is all that is said.
-Derivations: docs/math.md, section "Method E: LayerNorm".
+
+z0, rho(a0) and k stand for the numbers that were computed, and J for the map that they define: what they lack to be
+what their names say is part of the error. Derivations: docs/math.md, sections "Method E: LayerNorm" and "Rounding".
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from torch import Tensor
 from zonogpt.domains.chunks import chunks, stream_limit
 from zonogpt.domains.ellipsoidal import (
     EllipsoidalZonotope,
+    coordinate_radius,
+    dual_norm,
     image_rounding,
     lambda_max,
     minkowski,
@@ -31,17 +35,21 @@ from zonogpt.domains.ellipsoidal import (
     symmetrised,
     trace,
     weights,
+    widened,
 )
 from zonogpt.domains.finite import require_finite
-from zonogpt.domains.symbols import SymbolSums, dual_norm
+from zonogpt.domains.rounding import gamma, length, up
+from zonogpt.domains.symbols import SymbolSums
 from zonogpt.model.ir import LayerNorm
 
 
 @dataclass(frozen=True)
 class LayerNormStep:
-    """For every x in Z:  LN(x) = centre + J (x - c) + e, and e lies in the ellipsoid of `error_gram`.
+    """For every x in Z:  LN(x) = centre + J (x - c) + e + s,  |s| <= rounding,  e + s in the ellipsoid of `error_gram`.
 
-    J is LayerNorm's Jacobian at c where `sloped`, zero elsewhere.
+    J is LayerNorm's Jacobian at c where `sloped`, zero elsewhere. `rounding` also bounds what applying J in floating
+    point takes away: |w| . rounding is at least the difference for any functional w, forward and backward, and so does
+    error_gram for the tangents.
     """
 
     norm: LayerNorm
@@ -56,6 +64,9 @@ class LayerNormStep:
     delta: Tensor  # (B, n): bound of |d_rho|
     bend: Tensor  # (B, n, d): what the product's centre adds to x_hat
     ball: Tensor  # (B, n): |(LN(x) - beta) / gamma|_2 <= ball
+    rounding: Tensor  # (B, n, d)
+    size: Tensor  # (B, n): at least the length of e / gamma, and of every term that it is the sum of
+    reach: Tensor  # (B, n, d): |LN(x) - centre| <= reach
     error_gram: Tensor  # (B, n, d, d)
 
     def jacobian(self, v: Tensor) -> Tensor:
@@ -65,9 +76,8 @@ class LayerNormStep:
     def jacobian_gram(self, Q: Tensor) -> Tensor:
         """J Q J^T and its rounding, (B, n, d, d)."""
         out = symmetrised(self.jacobian(self.jacobian(Q).mT))
-        size = self.norm.gamma.square().sum() * self.sloped / self.a0  # at least |J|_F^2
-        out.diagonal(dim1=-2, dim2=-1).add_(image_rounding(Q, size)[..., None])
-        return out
+        size = 9 * self.norm.gamma.square().sum() * self.sloped / self.a0  # at least |J|_F^2, of each of its parts
+        return widened(out, image_rounding(Q, size))
 
     def with_skip(self, A: Tensor) -> Tensor:
         """The matrix (B, n, d, d) of v -> v + (J v) @ A, for A (B, n, d, d)."""
@@ -104,9 +114,10 @@ class LayerNormStep:
         """
         d = v.shape[-1]
         rho = self._rho
-        seen = v @ torch.stack([torch.full_like(self.z0, 1 / d), self.z0], dim=-1)  # (B, n, k, 2)
+        seen = v @ torch.stack([torch.full_like(self.z0, 1 / d), self.z0], dim=-1).to(v.dtype)  # (B, n, k, 2)
         taken = torch.stack([gamma * rho, gamma * self.z0 * rho / (d * self.a0[..., None])], dim=-2)  # (B, n, 2, d)
-        out = (v * (gamma * rho)[..., None, :]).flatten(0, 1)
+        taken = taken.to(v.dtype)
+        out = (v * taken[..., :1, :]).flatten(0, 1)
         return out.baddbmm_(seen.flatten(0, 1), taken.flatten(0, 1), alpha=-1).unflatten(0, v.shape[:2])
 
     def pull(self, functionals: Tensor, limit: int) -> tuple[Tensor, Tensor]:
@@ -117,21 +128,29 @@ class LayerNormStep:
         w, error, linear, range_ = self._enclosures(functionals, limit)
         flat = ~self.sloped[..., None] | ~(error + linear < range_)  # (B, n, K)
         before = self._normalised(w).masked_fill(flat[..., None], 0.0)
-        return before.transpose(1, 2), torch.where(flat, range_, error).sum(1)
+        return before.transpose(1, 2), up(torch.where(flat, range_, error).sum(1), w.shape[1])
 
     def loss(self, functionals: Tensor, limit: int) -> Tensor:
         """(B, K): the most that functionals (B, K, n, d) can fall below their value at the centre; no going back."""
-        _, error, linear, range_ = self._enclosures(functionals, limit)
-        return torch.where(self.sloped[..., None], torch.fmin(error + linear, range_), range_).sum(1)
+        w, error, linear, range_ = self._enclosures(functionals, limit)
+        each = torch.where(self.sloped[..., None], torch.fmin(error + linear, range_), range_)
+        return up(each.sum(1), w.shape[1] + 1)
 
     def _enclosures(self, functionals: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        w = (functionals * self.norm.gamma).transpose(1, 2)  # (B, n, K, d)
-        w = w - w.mean(-1, keepdim=True)
+        raw = (functionals * self.norm.gamma).transpose(1, 2)  # (B, n, K, d)
+        w = raw - raw.mean(-1, keepdim=True)
         bytes_each = 4 * w.shape[0] * w.shape[2] * self.z.m * w.element_size()
         parts = [self._losses(w, part) for part in chunks(w.shape[1], bytes_each, limit)]
         error, linear = (torch.cat(piece, dim=1) for piece in zip(*parts, strict=True))
-        range_ = self.ball[..., None] * torch.linalg.vector_norm(w, dim=-1) + (w @ self.x_hat[..., None]).squeeze(-1)
-        return w, error, linear, range_
+        rounded = torch.einsum("bknd,bnd->bnk", functionals.abs(), self.rounding)
+        d, dtype = w.shape[-1], self.z.G.dtype
+        lost = gamma(8 * d + 128 + self.z.m, dtype) * length(raw)  # relative to what the sums below are formed from
+        error = error + (lost * self.size[..., None] + rounded)
+        linear = linear + 8 * lost * (self.a0.rsqrt() * length(self.z.radius))[..., None]
+        # LN(x) - beta is mean-free before gamma is applied, but the centre's x_hat is so only up to rounding.
+        range_ = self.ball[..., None] * length(w) + (raw @ self.x_hat[..., None]).squeeze(-1)
+        in_range = gamma(4 * d + 64, w.dtype) * length(raw) * (self.ball + length(self.x_hat))[..., None]
+        return w, error, linear, range_ + in_range + rounded
 
     def _losses(self, w: Tensor, tokens: slice) -> tuple[Tensor, Tensor]:
         """(B, n, K) each: the most that -w . e can be with the slope, and the most that the slope's own part can be."""
@@ -139,8 +158,9 @@ class LayerNormStep:
         d = w.shape[-1]
         k = (a0.rsqrt() / (d * a0))[..., None]
         g = z0[..., None, :]
-        of_w = _Form(w @ self.z.G[:, tokens].mT, support(Q, w).square(), self.z.p)
-        of_g = _Form(g @ self.z.G[:, tokens].mT, support(Q, g).square(), self.z.p)
+        G = self.z.G[:, tokens]
+        of_w = _Form((w.to(G.dtype) @ G.mT).to(w.dtype), support(Q, w).square(), self.z.p)
+        of_g = _Form((g.to(G.dtype) @ G.mT).to(w.dtype), support(Q, g).square(), self.z.p)
         cross = ((w @ Q) * g).sum(-1)
         along = (w * g).sum(-1)
         # (g . D)(w . D) = 1/4 ((s g + w/s) . D)^2 - 1/4 ((s g - w/s) . D)^2 for any s.
@@ -170,49 +190,71 @@ class _Form:
         return _Form(s[..., None] * self.symbols + t[..., None] * other.symbols, square, self.p).largest
 
 
+def rounded_off(functionals: Tensor, rounding: Tensor) -> Tensor:
+    """(B, K): the sum of |w| . rounding over the tokens, for functionals (B, K, n, d)."""
+    return up(torch.einsum("bknd,bnd->bk", functionals.abs(), rounding), rounding[0].numel())
+
+
 def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope, limit: int) -> LayerNormStep:
     """The contract of LayerNormStep over z. Memory O(B n d^2) and `limit` bytes of centred tangents."""
-    d = z.c.shape[-1]
+    d, wide = z.c.shape[-1], z.c.dtype
+    g = gamma(2 * d + 64, wide)  # of some operations and two sums over the features
     z0 = z.c - z.c.mean(-1, keepdim=True)
+    missing = g * (z.c.abs().mean(-1, keepdim=True) + z0.abs())  # z0 is c - mean(c) up to this
+    missed = length(missing)
     norm2 = z0.square().sum(-1)
     a0 = norm.tau + norm2 / d
-    along, spread = SymbolSums(z.p, with_cover=False), SymbolSums(z.p, with_radius=False)
+    along, spread = SymbolSums(z.p, wide, with_cover=False), SymbolSums(z.p, wide, with_radius=False)
     for part in chunks(z.m, 3 * z.c.numel() * z.c.element_size(), stream_limit(limit, z.c.device)):
         T = z.G[:, :, part] - z.G[:, :, part].mean(-1, keepdim=True)
-        along.add(T @ z0[..., None])
+        along.add(T @ z0[..., None].to(T.dtype))
         spread.add(T)
     Q = centred_gram(z.Q)
-    # Everything below is about |z0 . Dbar| and |Dbar|, symbols and ellipsoid together.
-    z0_dot = along.radius[..., 0] + support(Q, z0[..., None, :])[..., 0]
-    Q_D = minkowski(spread.cover, Q)
-    r = lambda_max(Q_D, squarings=2).sqrt()  # |D| <= r
+    # D is the centred deviation and what z0 misses; everything below is about |z0 . D| and |D|, symbols and ellipsoid.
+    moved = gamma(2 * d + 64, z.G.dtype) * length(z.symbol_radius)  # what the tangents' centring and products round
+    z0_length = length(z0)
+    z0_dot = up(along.radius[..., 0] + support(Q, z0[..., None, :])[..., 0] + z0_length * (missed + 4 * moved))
+    Q_D = minkowski(spread.cover, Q, box=((missed + 2 * moved) / math.sqrt(d))[..., None].expand(z0.shape))
+    r = up(lambda_max(Q_D, squarings=2).sqrt())  # |D| <= r
     require_finite("LayerNorm input", z0, z0_dot, r)
 
     A, B, delta = scalar_remainders(norm2, a0, norm.tau, d, z0_dot, r)
-    largest, half, shift = torch.maximum(A, B), (A + B) / 2, (B - A) / 2
+    largest, half, shift = torch.maximum(A, B), up((A + B) / 2), (B - A) / 2
     # -k (z0 . D) D over the ellipsoid of D: half of the product of the two extents, around -k/2 Q_D z0.
     k = a0.rsqrt() / (d * a0)
     bent = (Q_D @ z0[..., None]).squeeze(-1)
-    halved = largest + k / 2 * support(Q_D, z0[..., None, :])[..., 0]
+    halved = up((largest + k / 2 * support(Q_D, z0[..., None, :])[..., 0]) * (1 + g))
     polar = halved < delta
     bend = torch.where(polar[..., None], -0.5 * k[..., None] * bent, torch.zeros_like(bent))
     factor = torch.where(polar, halved, delta)
     # |xhat|^2 = d (a - tau) / a grows with a, and sqrt(d (a - tau)) <= |z0| + r.
-    reach = norm2.sqrt() + r
+    reach = up(z0_length + r)
     floor = torch.full_like(reach, math.sqrt(norm.tau))
-    ball = reach / torch.hypot(floor, reach / math.sqrt(d))  # no square that could overflow
-    # The Minkowski sum of the line z0 half and of factor times D's ellipsoid: line line^T + copy Q_D.
-    t = weights(torch.stack([norm2.sqrt() * half, trace(Q_D).sqrt() * factor]), dim=0)
-    line = z0 * (half * (t.sum(0) / t[0]).sqrt())[..., None]
-    copy = t.sum(0) / t[1] * factor.square()
+    ball = up(reach / torch.hypot(floor, reach / math.sqrt(d)), 24)  # no square that could overflow
+    t_line, t_copy = z0_length * half, trace(Q_D).sqrt() * factor
     # Any slope is sound, zero too: where it leaves the smaller error there is nothing to gain from the Jacobian.
-    sloped = line.square().sum(-1) + copy * trace(Q_D) < ball.square() * (d - 1)  # NaN or inf: not sloped
+    sloped = t_line + t_copy < ball * math.sqrt(d - 1)  # NaN or inf: not sloped
     x_hat = torch.where(sloped[..., None], z0 * (a0.rsqrt() + shift)[..., None] + bend, torch.zeros_like(z0))
-    gamma = norm.gamma
+
+    deviation, rho = z.radius, a0.rsqrt()[..., None]
+    far, kz0 = length(deviation), k[..., None] * z0.abs()
+    image = rho * (deviation + deviation.mean(-1, keepdim=True)) + kz0 * (z0.abs() * deviation).sum(-1, keepdim=True)
+    image = up(norm.gamma.abs() * image * sloped[..., None], 2 * d)  # |J (x - c)|, and each of its parts
+    of_D = coordinate_radius(Q_D)
+    slack = rho * missing + k[..., None] * missed[..., None] * (
+        z0.abs() * z0_length[..., None] + (z0.abs() + z0_length[..., None]) * far[..., None]
+    )
+    slack = slack + g * k[..., None] * of_D * (of_D * z0.abs()).sum(-1, keepdim=True)
+    slack = norm.gamma.abs() * (
+        slack * sloped[..., None] + gamma(16, wide) * (x_hat.abs() + (z0 * shift[..., None]).abs())
+    )
+    slack = up(slack + gamma(4, wide) * norm.beta.abs(), 2 * d)
+    rounding, in_tangents = (slack + gamma(4 * d + 64, dtype) * image for dtype in (wide, z.G.dtype))
+    error_gram = _error_gram(norm.gamma, Q_D, z0, half, factor, ball, sloped, (t_line, t_copy), in_tangents)
     return LayerNormStep(
         norm=norm,
         z=z,
-        centre=gamma * x_hat + norm.beta,
+        centre=norm.gamma * x_hat + norm.beta,
         x_hat=x_hat,
         sloped=sloped,
         z0=z0,
@@ -222,24 +264,44 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope, limit: int) -> Layer
         delta=delta,
         bend=bend,
         ball=ball,
-        error_gram=_error_gram(
-            gamma,
-            Q_D,
-            line=torch.where(sloped[..., None], line, 0.0),
-            copy=torch.where(sloped, copy, 0.0),
-            sphere=torch.where(sloped, 0.0, ball.square()),
-        ),
+        rounding=rounding,
+        size=up(z0_length * largest + far * (largest + delta + k * z0_length * far) + length(bend)),
+        reach=up(image + coordinate_radius(error_gram)),
+        error_gram=error_gram,
     )
 
 
-def _error_gram(gamma: Tensor, Q_D: Tensor, line: Tensor, copy: Tensor, sphere: Tensor) -> Tensor:
-    """gamma (line line^T + copy Q_D + sphere (1 - 1 1^T / d)) gamma: a vector, two numbers per token. Q_D is lost."""
-    ones, d = torch.ones_like(line), line.shape[-1]
+def _error_gram(
+    scale: Tensor,
+    Q_D: Tensor,
+    z0: Tensor,
+    half: Tensor,
+    factor: Tensor,
+    ball: Tensor,
+    sloped: Tensor,
+    sizes: tuple[Tensor, Tensor],
+    box: Tensor,
+) -> Tensor:
+    """The Minkowski sum of the line z0 half and factor times D's ellipsoid, or of the range's ball, times `scale`; and
+    of `box` behind that. Q_D is lost."""
+    d, none = z0.shape[-1], torch.zeros_like(half)
+    t_line, t_copy = sizes
+    boxed = up(box.sum(-1), d)
+    t_first, t_copy = torch.where(sloped, t_line, ball * math.sqrt(d)), torch.where(sloped, t_copy, none)
+    t = weights(torch.stack([t_first, t_copy, boxed / (scale.square().mean().sqrt() + torch.finfo(box.dtype).tiny)]), 0)
+    factors = t.sum(0) / t
+    line = torch.where(sloped[..., None], z0 * (half * factors[0].sqrt())[..., None], 0.0)
+    copy = torch.where(sloped, factors[1] * factor.square(), none)
+    sphere = torch.where(sloped, none, factors[0] * ball.square())
+    # line line^T + copy Q_D + sphere (1 - 1 1^T / d)
+    ones = torch.ones_like(line)
     left = torch.stack([line, ones * (-sphere / d)[..., None]], dim=-1)  # (B, n, d, 2)
     out = Q_D.mul_(copy[..., None, None])
     out.view(-1, d, d).baddbmm_(left.flatten(0, 1), torch.stack([line, ones], dim=-2).flatten(0, 1))
     out.diagonal(dim1=-2, dim2=-1).add_(sphere[..., None])
-    return rounded_out(out.mul_(gamma[:, None] * gamma))
+    out = rounded_out(out).mul_(scale[:, None] * scale)  # before scaling: there it is relative to all of the trace
+    out.diagonal(dim1=-2, dim2=-1).add_(up(box * (factors[2] * boxed)[..., None]))
+    return widened(out, up(gamma(16, out.dtype) * trace(out)))
 
 
 def centred_gram(Q: Tensor) -> Tensor:
@@ -249,8 +311,7 @@ def centred_gram(Q: Tensor) -> Tensor:
     left = torch.stack([m, ones], dim=-1).flatten(0, 1)
     right = torch.stack([ones, m - m.mean(-1, keepdim=True)], dim=-2).flatten(0, 1)
     out = symmetrised(torch.baddbmm(Q.flatten(0, 1), left, right, alpha=-1)).view_as(Q)
-    out.diagonal(dim1=-2, dim2=-1).add_(image_rounding(Q, Q.new_ones(()))[..., None])
-    return out
+    return widened(out, image_rounding(Q, Q.new_ones(())))
 
 
 def scalar_remainders(
@@ -258,23 +319,24 @@ def scalar_remainders(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(A, B, delta): rho(a) - rho(a0) - rho'(a0) lin is in [-A, B] and |rho(a) - rho(a0)| <= delta, rho(a) = 1/sqrt(a).
 
-    a = a0 + lin + quad with lin = 2 z0.Dbar / d and quad = |Dbar|^2 / d, over all Dbar with |z0 . Dbar| <= z0_dot and
-    |Dbar| <= r. No Taylor remainder is involved, and the forms do not cancel.
+    a = a0 + lin + quad with lin = 2 z0.D / d and quad = |D|^2 / d, over all D with |z0 . D| <= z0_dot and |D| <= r.
+    No Taylor remainder is involved, and the forms do not cancel. rho(a0) and rho'(a0) may be off by gamma_(2d + 48).
     """
-    length = norm2.sqrt()
+    g = gamma(2 * d + 64, a0.dtype)
+    size = norm2.sqrt()
     r_lin, r_quad = 2 * z0_dot / d, r.square() / d
-    r_par = torch.where(length > 0, z0_dot / length, torch.zeros_like(length))
-    # a is least when Dbar points against z0: a_min = tau + (|z0| - r_par)^2 / d, x = 1 - a_min / a0.
-    inside = r_par < length
-    a_min = tau + (length - r_par).clamp(min=0).square() / d
-    x = torch.where(inside, r_lin - r_par.square() / d, norm2 / d) / a0
-    s = (a_min / a0).sqrt()
-    y = (r_lin + r_quad) / a0
+    # a is least when D points against z0, from |z0| down to |z0| - fall: x = 1 - a_min / a0, s <= sqrt(a_min / a0).
+    fall = torch.minimum(torch.where(size > 0, z0_dot / size * (1 + g), torch.zeros_like(size)) + g * size, size)
+    left = size - fall
+    s = ((tau + left.square() / d) / a0).sqrt() * (1 - g)
+    x = fall * (size + left) / (d * a0) * (1 + g)
+    y = (r_lin + r_quad) / a0 * (1 + g)
     t = (1 + y).sqrt()
-    unit = a0.rsqrt()
-    A = 0.5 * (r_quad / a0) * unit
-    B = unit * torch.maximum(_above_tangent(x, s), _above_tangent(r_lin / a0, (1 + r_lin / a0).sqrt()))
-    return A, B, unit * torch.maximum(x / (s * (1 + s)), y / (t * (1 + t)))
+    unit = a0.rsqrt() * (1 + g)
+    own = g * unit * (1 + r_lin / a0)
+    A = 0.5 * (r_quad / a0) * unit + own
+    B = unit * torch.maximum(_above_tangent(x, s), _above_tangent(r_lin / a0, (1 + r_lin / a0).sqrt())) + own
+    return up(A, 32), up(B, 64), up(unit * torch.maximum(x / (s * (1 + s)), y / (t * (1 + t))) + own, 32)
 
 
 def _above_tangent(x: Tensor, s: Tensor) -> Tensor:

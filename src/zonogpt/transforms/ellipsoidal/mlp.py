@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from zonogpt.domains.chunks import chunks, stream_limit
-from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, box_cover, minkowski, rounded_out, sandwich, support
+from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, box_cover, minkowski, sandwich, support
 from zonogpt.domains.finite import require_finite
+from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.symbols import SymbolSums
 from zonogpt.model.ir import MlpBlock
-from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep, layernorm_step
+from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep, layernorm_step, rounded_off
 from zonogpt.transforms.gelu import affine_gelu
 
 GELU_PIECES = 16  # half-widths within 1 % of what they could be, at half the price of the paper's 32
@@ -29,15 +30,20 @@ class MlpStep:
     norm: LayerNormStep
     slope: Tensor  # (B, n, f)
     half: Tensor  # (B, n, f)
+    rounding: Tensor  # (B, n, d): |w| . rounding bounds what the step rounds off a functional w of its output
 
     kind = "mlp"
 
     def pull(self, functionals: Tensor, limit: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Functionals (B, K, n, d) of the block's output as functionals of its input, and what each error takes."""
         hidden = functionals @ self.block.w_2.T  # (B, K, n, f)
-        gelu = (hidden.abs() * self.half[:, None]).sum((-1, -2))
+        gelu = up((hidden.abs() * self.half[:, None]).sum((-1, -2)), self.half[0].numel())
         before, norm = self.norm.pull((hidden * self.slope[:, None]) @ self.block.w_1.T, limit)
-        return functionals + before, {"layernorm": norm, "gelu": gelu}
+        return functionals + before, {
+            "layernorm": norm,
+            "gelu": gelu,
+            "rounding": rounded_off(functionals, self.rounding),
+        }
 
 
 def mlp_step(block: MlpBlock, z: EllipsoidalZonotope, limit: int) -> tuple[EllipsoidalZonotope, MlpStep]:
@@ -45,24 +51,42 @@ def mlp_step(block: MlpBlock, z: EllipsoidalZonotope, limit: int) -> tuple[Ellip
 
     Memory O(B (n m d + n d f)) and `limit` bytes of hidden tangents; products O(n m d f + n d^2 f).
     """
+    d, f = block.w_1.shape
+    wide, narrow = z.c.dtype, z.G.dtype
     norm = layernorm_step(block.norm, z, limit)
     merged = minkowski(norm.jacobian_gram(z.Q), norm.error_gram)
     centre = norm.centre @ block.w_1 + block.b_1  # (B, n, f)
-    spread = SymbolSums(z.p, with_cover=False)
+    # Sizes of what the centre is the sum of, and of what moves: their rounding is relative to these.
+    at_centre, moving = (torch.cat([norm.centre.abs(), norm.reach], dim=1) @ block.w_1.abs()).chunk(2, dim=1)
+    off = up(gamma(d + 4, wide) * (at_centre + block.b_1.abs()), d)
+    spread = SymbolSums(z.p, wide, with_cover=False)
     limit = stream_limit(limit, z.c.device)
+    w_1 = block.w_1.to(narrow)
     for part in chunks(z.m, (2 * centre.numel() + 2 * z.c.numel()) * z.c.element_size(), limit):
-        spread.add(norm.jacobian(z.G[:, :, part]) @ block.w_1)
-    radius = spread.radius + support(merged, block.w_1.T)
+        spread.add(norm.jacobian(z.G[:, :, part]) @ w_1)
+    radius = spread.radius + support(merged, block.w_1.T) + off
+    radius = up(radius + gamma(2 * d + 64, narrow) * moving + gamma(4, wide) * centre.abs(), d)
     require_finite("GELU input", centre, radius)
     slope, mid, half = affine_gelu(centre - radius, centre + radius, GELU_PIECES)
 
     chain = (block.w_1 * slope[..., None, :]) @ block.w_2  # (B, n, d, d)
     whole = norm.with_skip(chain)
+    narrowed = whole.to(narrow)
     G = torch.empty_like(z.G)
     for part in chunks(z.m, z.c.numel() * z.c.element_size(), limit):
-        G[:, :, part] = z.G[:, :, part] @ whole
-    Q = minkowski(sandwich(z.Q, whole), sandwich(norm.error_gram, chain), box_cover(block.w_2, half))
-    c = z.c + (slope * centre + mid) @ block.w_2 + block.b_2
-    out = EllipsoidalZonotope(c, G, rounded_out(Q, terms=len(block.w_2)), z.p)
+        G[:, :, part] = z.G[:, :, part] @ narrowed
+    value = slope * centre + mid
+    doubt = slope.abs() * off + gamma(4, wide) * (value.abs() + mid.abs()) + gamma(d + 8, wide) * half
+    behind = torch.cat([value.abs(), doubt, slope.abs() * moving], dim=1) @ block.w_2.abs()
+    at_centre, doubt, moving = behind.chunk(3, dim=1)
+    rounding = gamma(f + 8, wide) * (z.c.abs() + at_centre + block.b_2.abs()) + doubt
+    rounding = up(rounding + gamma(2 * (d + f) + 64, wide) * (z.radius + moving), 2 * f)
+    in_tangents = rounding
+    if narrow != wide:
+        product = (z.symbol_radius[..., None, :] @ narrowed.abs().to(wide)).squeeze(-2)
+        in_tangents = up(rounding + gamma(d + 8, narrow) * product, d)
+    Q = minkowski(sandwich(z.Q, whole), sandwich(norm.error_gram, chain), box_cover(block.w_2, half), box=in_tangents)
+    c = z.c + value @ block.w_2 + block.b_2
+    out = EllipsoidalZonotope(c, G, Q, z.p)
     require_finite("MLP output", out.c, out.G, out.Q)
-    return out, MlpStep(block, norm.for_the_tape(), slope, half)
+    return out, MlpStep(block, norm.for_the_tape(), slope, half, rounding)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from zonogpt.domains.ellipsoidal import lambda_max
+from zonogpt.domains.rounding import gamma, up
 from zonogpt.transforms.softmax import masked, softmax_deviation
 
 
@@ -41,31 +42,37 @@ class SoftmaxStep:
     residual: Tensor
 
 
-def softmax_step(log_P: Tensor, linear: Tensor, R_U: Tensor, score_gram: Tensor, length: Tensor) -> SoftmaxStep:
-    """The contract of SoftmaxStep.
+def softmax_step(
+    log_P: Tensor, linear: Tensor, R_U: Tensor, score_gram: Tensor, length: Tensor, doubt: Tensor
+) -> SoftmaxStep:
+    """The contract of SoftmaxStep, for the row P that `log_P` makes when it is normalised.
 
     `linear` bounds the centred score change that is linear in the symbols, key by key, `score_gram` (B, H, I, S, S)
-    covers it for all keys together, `R_U` bounds the products of changes (not centred). `length` is |v'_j|.
+    covers it for all keys together, `R_U` bounds the products of changes and all rounding of scores (not centred).
+    `length` is |v'_j|. exp(log_P), as computed, is the normalised row up to `doubt` (B, H, I) of it; for slope, shift
+    and common the contract holds with what was computed, so that the error is that of the normalised row.
     """
+    keys, hidden = log_P.shape[-1], masked(log_P)
     # A visible key whose P underflowed to 0 would hide what e^W makes of it.
-    P, hidden = log_P.exp().clamp(min=torch.finfo(log_P.dtype).tiny), masked(log_P)
-    mean_R = (P * R_U).sum(-1, keepdim=True)
+    P = log_P.exp().clamp(min=torch.finfo(log_P.dtype).tiny)
+    above = P * (1 + 2 * doubt[..., None])  # at least the normalised row
+    mean_R = up((above * R_U).sum(-1, keepdim=True), keys)
     rest = (R_U + mean_R).masked_fill(hidden, 0.0)
-    W = (linear + rest).masked_fill(hidden, 0.0)
-    half_zeta = largest_zeta(log_P, W, rest, score_gram)[..., None] / 2
+    W = up(linear + rest).masked_fill(hidden, 0.0)
+    half_zeta = largest_zeta(log_P, W, rest, score_gram, doubt)[..., None] / 2
     chord, middle, half = chord_of_psi(W)
     slope = 1 + (1 - half_zeta) * chord - half_zeta
     constant = P * middle
-    error = P * (half + half_zeta * (1 + chord) * W)
-    scores = P * (slope.abs() * R_U + (slope - 1).abs() * mean_R)
+    error = up(above * (half + half_zeta * (1 + chord) * W))
+    scores = up(above * (slope.abs() * R_U + (slope - 1).abs() * mean_R))
 
-    deviation = softmax_deviation(log_P, W)
+    deviation = softmax_deviation(log_P, W) + doubt[..., None] * P
     range_ = torch.minimum((deviation * length).sum(-1), ((P + deviation) * length.square()).sum(-1).sqrt())
     sloped = ((error + scores + half_zeta * constant.abs()) * length).sum(-1) < range_
     keep = sloped[..., None] & ~hidden  # NaN or inf: not sloped
     # p_j = (1 - zeta) P_j e^delta_j, and p_j - P_j - P_j delta_j = P_j ((1 - zeta) psi(delta_j) - zeta (1 + delta_j)).
-    total = P * torch.maximum(torch.expm1(W), 2 * half_zeta * torch.exp(-W) - torch.expm1(-W))
-    residual = P * (torch.maximum(psi(W), 2 * half_zeta * (1 + W)) + rest)
+    total = above * torch.maximum(torch.expm1(W), 2 * half_zeta * torch.exp(-W) - torch.expm1(-W))
+    residual = above * (torch.maximum(psi(W), 2 * half_zeta * (1 + W)) + rest) + doubt[..., None] * P * (1 + W)
     nothing = torch.zeros_like(P)
     return SoftmaxStep(
         sloped=sloped,
@@ -74,24 +81,27 @@ def softmax_step(log_P: Tensor, linear: Tensor, R_U: Tensor, score_gram: Tensor,
         common=torch.where(keep, half_zeta * constant, nothing),
         error=torch.where(keep, error, deviation),
         scores=torch.where(keep, scores, nothing),
-        total=torch.fmin(total, deviation).masked_fill(hidden, 0.0),
-        residual=residual.masked_fill(hidden, 0.0),
+        total=torch.fmin(up(total + doubt[..., None] * P), deviation).masked_fill(hidden, 0.0),
+        residual=up(residual).masked_fill(hidden, 0.0),
     )
 
 
-def largest_zeta(log_P: Tensor, W: Tensor, rest: Tensor, score_gram: Tensor) -> Tensor:
+def largest_zeta(log_P: Tensor, W: Tensor, rest: Tensor, score_gram: Tensor, doubt: Tensor) -> Tensor:
     """(B, H, I): an upper bound of 1 - 1/Z over all delta with |delta_j| <= W_j, delta = (in score_gram) + (in rest).
 
     Z - 1 = sum_j P_j psi(delta_j), and psi(t) <= t^2 phi(W) / 2 for |t| <= W: key by key, and for all keys together.
     """
-    weight = (0.5 * (log_P + log_phi(W)).exp()).masked_fill(masked(log_P), 0.0)
-    apart = (weight * W.square()).sum(-1)
+    keys, dtype = log_P.shape[-1], log_P.dtype
+    exponent = log_P + log_phi(W)
+    exponent = exponent + (gamma(16, dtype) * (W + 1 - log_P) + 2 * doubt[..., None])  # of P and of the sum
+    weight = (0.5 * exponent.exp()).masked_fill(masked(log_P), 0.0)
+    apart = up((weight * W.square()).sum(-1), keys + 16)
     root = weight.sqrt()
     together = lambda_max(root[..., :, None] * score_gram * root[..., None, :]).sqrt()
-    together = (together + (weight * rest.square()).sum(-1).sqrt()).square()
+    together = up((together + (weight * rest.square()).sum(-1).sqrt()).square(), 2 * keys + 64)
     excess = torch.fmin(apart, together)
     # An overflow means that nothing is known but zeta < 1.
-    return torch.where(excess.isfinite(), excess / (1 + excess), torch.ones_like(excess))
+    return torch.where(excess.isfinite(), up(excess / (1 + excess)).clamp(max=1), torch.ones_like(excess))
 
 
 def psi(t: Tensor) -> Tensor:
@@ -101,7 +111,7 @@ def psi(t: Tensor) -> Tensor:
     for k in (7, 6, 5, 4, 3):
         series = 1 + small / k * series
     series = small.square() / 2 * series
-    return torch.where(t.abs() < 0.5, series, torch.expm1(t) - t) * (1 + 1e-6)
+    return torch.where(t.abs() < 0.5, series, torch.expm1(t) - t) * (1 + 1e-6 + gamma(64, t.dtype))
 
 
 def chord_of_psi(W: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -114,8 +124,8 @@ def chord_of_psi(W: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     chord = torch.where(W < 0.5, series, torch.sinh(W) / W.clamp(min=0.5) - 1)
     high = 2 * torch.sinh(W / 2).square()
     low = chord - (1 + chord) * torch.log1p(chord)
-    # Outward by a millionth: chord and ends are rounded, and the series is cut.
-    return chord, (high + low) / 2, (high - low) / 2 * (1 + 1e-6)
+    # Outward: chord and ends are rounded, relative to cosh(W) - 1, and the series is cut.
+    return chord, (high + low) / 2, (high - low) / 2 + (1e-8 + gamma(128, W.dtype)) * high
 
 
 def log_phi(W: Tensor) -> Tensor:
@@ -124,4 +134,5 @@ def log_phi(W: Tensor) -> Tensor:
     series = small * (1 / 3 + small * (1 / 12 + small * (1 / 60 + small / 300)))
     big = W.clamp(min=0.5)
     large = big + torch.log1p(-(1 + big) * torch.exp(-big)) - 2 * big.log() + 0.6931471805599453
-    return torch.where(W < 0.5, torch.log1p(series), large) + 1e-6
+    # log1p magnifies what (1 + W) e^-W rounds by at most 11, at W = 1/2; the sum rounds relative to W.
+    return torch.where(W < 0.5, torch.log1p(series), large) + 1e-6 + gamma(128, W.dtype) * (1 + W)

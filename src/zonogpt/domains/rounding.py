@@ -1,0 +1,61 @@
+"""What floating point rounds off, bounded: the only place that knows unit roundoffs.
+
+The model of arithmetic: +, -, *, / and sqrt are IEEE operations rounded to nearest, sums and products of matrices may
+be added up in any order, with or without fused multiply-add, elementary functions err by at most LIBRARY units.
+A sum or product of inner length k is then off by at most gamma_k times the sum of the absolute values,
+gamma_k = k u / (1 - k u). Whoever rounds more coarsely (TF32, bfloat16 products) is kept out by `verify`.
+Derivations: docs/math.md, section "Rounding". Checked against ball arithmetic in tests/test_rounding.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+LIBRARY = 4  # units in the last place that exp, expm1, log, log1p, tanh, sinh, sigmoid, rsqrt and hypot may be off by
+
+_accounted: ContextVar[bool] = ContextVar("accounted", default=True)
+
+
+@contextlib.contextmanager
+def unaccounted() -> Iterator[None]:
+    """Nothing is bounded inside: to show in tests that the bounds are needed, and to measure what they cost."""
+    token = _accounted.set(False)
+    try:
+        yield
+    finally:
+        _accounted.reset(token)
+
+
+def accounted() -> bool:
+    return _accounted.get()
+
+
+def unit(dtype: torch.dtype) -> float:
+    """u: the largest relative error of one operation."""
+    return torch.finfo(dtype).eps / 2 if accounted() else 0.0
+
+
+def gamma(k: int, dtype: torch.dtype) -> float:
+    """gamma_k, the relative error of k operations in a row; infinite where nothing can be said."""
+    ku = k * unit(dtype)
+    return ku / (1 - ku) if ku < 1 else math.inf
+
+
+def up(x: Tensor, k: int = 14) -> Tensor:
+    """At least x (1 + gamma_k), for sizes x >= 0 that took k operations on numbers of one sign.
+
+    Two more for the multiplication and its factor. What underflowed on the way is not lost either.
+    """
+    return x * (1 + gamma(k + 2, x.dtype)) + torch.finfo(x.dtype).tiny
+
+
+def length(x: Tensor, dim: int = -1) -> Tensor:
+    """At least the 2-norm of x along `dim`, whose squares may underflow."""
+    d = x.shape[dim]
+    return up(torch.linalg.vector_norm(x, dim=dim) + math.sqrt(d * torch.finfo(x.dtype).tiny), d + 4)
