@@ -116,19 +116,21 @@ def test_symmetric_products_by_strips_are_the_plain_ones(d, monkeypatch):
     torch.testing.assert_close(support(Q, F.mT), (F.mT @ F).norm(dim=-1))
 
 
-def test_near_singular_covers_at_gpt2_width_in_float32():
+def test_near_singular_covers_at_gpt2_width():
     """A Gram of rank 3 at d = 768: in its null directions rounding is all there is, and the support stays above it."""
     g = generator(2)
     d = 768
     F = randn(g, d, 3)
     A = randn(g, d, d) / math.sqrt(d)
     exact_F = A.mT @ F
-    Q32 = rounded_out(sandwich((F.float() @ F.float().mT), A.float()))
     w = torch.cat([randn(g, 200, d), torch.linalg.svd(exact_F, full_matrices=True)[0][:, 3:203].mT])
     exact = (w @ exact_F).norm(dim=-1)
-    computed = support(Q32[None], w.float()[None])[0].double()
-    assert (computed >= exact).all()
-    assert (computed[:200] <= 1.2 * exact[:200] + 0.5 * float(trace(Q32)) ** 0.5).all()
+    for dtype in (torch.float32, torch.float64):
+        f, a = F.to(dtype), A.to(dtype)
+        Q = rounded_out(sandwich(f @ f.mT, a))
+        computed = support(Q[None], w.to(dtype)[None])[0].double()
+        assert (computed >= exact).all()
+    assert (computed[:200] <= (1 + 1e-4) * exact[:200]).all()  # float32's worst case swamps them: Grams are in float64
     # Without the outward term some direction is lost, or the test would prove nothing.
     gram = sandwich(F.float() @ F.float().mT, A.float())
     bare = ((w.float() @ gram) * w.float()).sum(-1).clamp(min=0).sqrt().double()

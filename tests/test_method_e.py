@@ -85,7 +85,7 @@ def test_tokens_before_the_first_perturbed_one_are_exact(architecture):
     model = zonogpt.load(architecture(3).double())
     spec = zonogpt.embedding_ball(model, [3, 5, 1, 12, 7, 2], [3, 4], 2e-3)
     begin = ellipsoidal.start(model, [spec], torch.float64)
-    assert begin.still.shape[1] == 3
+    assert begin.still.n_tokens == 3
     assert begin.z.n_tokens == 3
     assert begin.z.m == 2 * model.width
     first = ellipsoidal.first_moving
@@ -254,7 +254,10 @@ def test_which_sentences_share_a_batch(monkeypatch):
     assert batches(model, specs[:2], torch.float64, one) == [[0], [1]]
     two = zonogpt.embedding_ball(model, [1, 2, 3], [0, 1], 1e-3)
     assert sorted(map(len, batches(model, [specs[3], two], torch.float64, None))) == [1, 1]  # twice as many symbols
-    assert len(batches(model, [specs[3], specs[3].with_claim([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0])], torch.float64, None)) == 2
+    assert (
+        len(batches(model, [specs[3], specs[3].with_claim([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0])], torch.float64, None))
+        == 2
+    )
 
 
 def test_unknown_names_the_block_and_a_radius_that_holds():

@@ -118,10 +118,10 @@ def rounding(Q: Tensor, terms: int = 0) -> Tensor:
     """(...): by how much w^T Q w, for |w| = 1, or an entry of A^T Q A, for columns of length 1, can be off.
 
     A product of inner length d errs by at most gamma_d |A||B|, and |Q_ab| <= sqrt(Q_aa Q_bb) makes
-    |w|^T |Q| |w| <= |w|^2 trace(Q). Two such products and some sums: gamma of 4 (d + 8) units. Q may be a sum of
-    `terms` squares with weights that are sums themselves: gamma of 2 terms + 32.
+    |w|^T |Q| |w| <= |w|^2 trace(Q). Two such products are 2 (d + 1) units; twice that leaves room for a third and some
+    sums. Q may be a sum of `terms` squares with weights that are sums themselves: 2 terms, and some.
     """
-    return gamma(max(4 * (Q.shape[-1] + 8), 2 * terms + 32), Q.dtype) * trace(Q)
+    return gamma(max(4 * (Q.shape[-1] + 4), 2 * terms + 16), Q.dtype) * trace(Q)
 
 
 def coordinate_radius(Q: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ def minkowski(*grams: Tensor, box: Tensor | None = None) -> Tensor:
         out.addcmul_(factor, Q)  # in place: a Gram per token is the largest array there is
     if box is not None:
         out.diagonal(dim1=-2, dim2=-1).add_(up(box * total[..., None], box.shape[-1]))
-    return widened(out, up(gamma(8 + 4 * len(grams), out.dtype) * trace(out)))
+    return widened(out, up(gamma(2 * len(grams) + 4, out.dtype) * trace(out)))
 
 
 def weights(sizes: Tensor, dim: int) -> Tensor:
@@ -195,10 +195,11 @@ def lambda_max(Q: Tensor, squarings: int = 4) -> Tensor:
         power, log_scale = symmetric_product(power, power), 2 * log_scale
     log_norm = (torch.linalg.matrix_norm(power) + floor).log() + log_scale
     # |fl(P^2) - P^2|_F <= gamma_d |P|_F^2 <= gamma_d sqrt(d) |P^2|_F: so much each squaring rounds, and each root
-    # behind it halves that. The logarithms are at most 2^squarings log(d) in size, and the root divides them again.
+    # behind it halves that. The last norm is a sum of d^2. The logarithms are at most 2^squarings log(d) in size.
     d = Q.shape[-1]
-    outward = 1 + gamma(math.ceil(2 * (d + 8) * math.sqrt(d)) + 64 + 16 * d.bit_length(), Q.dtype)
-    return up(scale * ((log_norm / 2.0**squarings).exp().clamp(max=1) * outward + gamma(d + 16, Q.dtype)))
+    squaring, norm, logarithms = math.ceil((d + 4) * math.sqrt(d)), d * d >> (squarings + 1), 16 + 4 * d.bit_length()
+    outward = 1 + gamma(squaring + norm + logarithms, Q.dtype)
+    return up(scale * ((log_norm / 2.0**squarings).exp().clamp(max=1) * outward + gamma(d + 8, Q.dtype)))
 
 
 def rounded_out(Q: Tensor, terms: int = 0) -> Tensor:

@@ -47,7 +47,7 @@ def gamma(k: int, dtype: torch.dtype) -> float:
     return ku / (1 - ku) if ku < 1 else math.inf
 
 
-def up(x: Tensor, k: int = 14) -> Tensor:
+def up(x: Tensor, k: int = 6) -> Tensor:
     """At least x (1 + gamma_k), for sizes x >= 0 that took k operations on numbers of one sign.
 
     Two more for the multiplication and its factor. What underflowed on the way is not lost either.

@@ -283,7 +283,7 @@ def _at_the_head(
     # Rows are differences of the head's columns, rounded; what they are formed from is larger.
     outputs = size @ head.weight.abs() + (0 if head.bias is None else head.bias.abs())  # (B, outputs)
     magnitude = torch.stack([spec.claim.magnitude(x) for spec, x in zip(specs, outputs.double(), strict=True)]).to(wide)
-    rounding = up(gamma(4 * (d + S) + 2 * model.n_outputs + 64, wide) * magnitude + lost, d + S)
+    rounding = up(gamma(2 * (d + S) + model.n_outputs + 16, wide) * magnitude + lost, d + S)
     return Tape(begin, steps, norm, value, rounding, rows, pool[-z.n_tokens :], limit)
 
 
@@ -326,7 +326,7 @@ def _go_back(tape: Tape, rows: Tensor) -> tuple[Tensor, dict[Where, Tensor]]:
     moved = dual_norm(torch.einsum("bknd,bnmd->bkm", functionals.to(generators), generators), z.p, -1).to(functionals)
     losses[(0, "input", "input")] = up(moved, z.m)
     # The box of rounding that the input starts with, and what the products just above round.
-    start = coordinate_radius(z.Q) + gamma(z.n_tokens * z.c.shape[-1] + 16, z.c.dtype) * z.symbol_radius
+    start = coordinate_radius(z.Q) + gamma(z.n_tokens * z.c.shape[-1] + 4, z.c.dtype) * z.symbol_radius
     losses[(0, "input", "rounding")] = rounded_off(functionals, up(start))
     margins = below(tape.value.gather(1, rows), torch.stack(list(losses.values())).sum(0), len(losses))
     require_finite("adjoint", margins)

@@ -74,7 +74,7 @@ class _CurvatureParts:
         p_far, n_far = torch.maximum(self.P, other.P), torch.maximum(self.N, other.N)
         low, high = p_near - n_far, p_far - n_near
         # Every part has a relative error of some units, sech^2 one of 2 h times the units of h.
-        rounding = gamma(64, low.dtype) * (p_far + n_far) * (1 + torch.minimum(self.h, other.h)) * s_near
+        rounding = gamma(48, low.dtype) * (p_far + n_far) * (1 + torch.minimum(self.h, other.h)) * s_near
         # Outward for either sign: a positive bound is largest with sech^2 at the near end, a negative one with it too.
         low, high = torch.where(low < 0, low * s_near, low * s_far), torch.where(high > 0, high * s_near, high * s_far)
         return low - rounding, high + rounding
@@ -108,7 +108,7 @@ def affine_gelu(low: Tensor, high: Tensor, pieces: int = N_PIECES) -> tuple[Tens
     mid, half = (r_low + r_high) / 2, (r_high - r_low) / 2
     # Rounding of g (6 units of t: docs/math.md), of slope * t and of the halving, outward.
     size = torch.maximum(low.abs(), high.abs()) * (1 + slope.abs())
-    return slope, mid, up(half.clamp(min=0) + gamma(48, low.dtype) * size)
+    return slope, mid, up(half.clamp(min=0) + gamma(16, low.dtype) * size)
 
 
 def _pieces(low: Tensor, high: Tensor, count: int) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:

@@ -47,7 +47,8 @@ def softmax_deviation(log_P: Tensor, T_U: Tensor) -> Tensor:
     low = torch.sigmoid(log_P - T_U - _others(log_P + T_U))
     # The exponents are off by some units of the largest of their row, the probabilities relatively by as much.
     largest = (T_U - log_P).masked_fill(masked(log_P), 0.0).amax(-1, keepdim=True)
-    units = gamma(8 * log_P.shape[-1] + 64, P.dtype) * (1 + largest)
+    keys = log_P.shape[-1]
+    units = gamma(6 * keys + 16, P.dtype) * (1 + math.log(keys) + largest)
     deviation = torch.maximum(high - P, P - low) + torch.expm1(units) * (high + P)
     return up(deviation).clamp(max=1).masked_fill(masked(log_P), 0.0)
 

@@ -241,5 +241,5 @@ def value_products(point: AttentionPoint, s: SoftmaxStep, score_gram: Tensor, va
     together = (linear + (residual.square() / t).sum(-1).sqrt()).square()
     apart = (total.square() / t).sum(-1)
     keys = total.shape[-1]
-    smaller = up(torch.fmin(apart, together), 2 * keys + 64)
+    smaller = up(torch.fmin(apart, together), 2 * keys + 16)
     return rounded_out(smaller[..., None, None] * torch.einsum("bhin,bhnef->bhief", t, value_gram), terms=keys)

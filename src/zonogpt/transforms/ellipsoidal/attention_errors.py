@@ -94,12 +94,13 @@ def error_scores(point: AttentionPoint, pr: Projections) -> ErrorScores:
     u = cross.sqrt()
     mean = (P * u).sum(-1, keepdim=True)
     keys, dtype = P.shape[-1], P.dtype
-    others = (1 - 2 * P) * u + mean + gamma(2 * keys + 16, dtype) * (u + mean)  # (1 - P_j) u_j + sum_{k != j} P_k u_k
+    others = (1 - 2 * P) * u + mean + gamma(keys + 8, dtype) * (u + mean)  # (1 - P_j) u_j + sum_{k != j} P_k u_k
     t = weights((P * cross).sqrt(), -1)
     r = cross / t
     spread = (P.square() * r).sum(-1)[..., None, None] - (P * r)[..., :, None] - (P * r)[..., None, :]
-    # (1 - P_s)^2 r_s from its three parts: they round relative to r_s.
-    slack = gamma(4 * (keys + 8), dtype) * r.sum(-1, keepdim=True)
+    # Entry (a, b) adds up sum P^2 r, P_a r_a and P_b r_b: rows of what they round are at most so large.
+    slack = gamma(keys + 8, dtype) * (2 * keys + 1) * (P * r).sum(-1, keepdim=True)
+    slack = up(slack + gamma(4, dtype) * r.sum(-1, keepdim=True), keys)
     cross_gram = t.sum(-1)[..., None, None] * (torch.diag_embed(r + slack) + spread)
 
     # Own token: a_j = (K_j - Kbar) / sqrt(e) meets the query's change, (delta_ij - P_ii) Q_i / sqrt(e) the key's.
@@ -116,7 +117,7 @@ def error_scores(point: AttentionPoint, pr: Projections) -> ErrorScores:
     w_q, w_k = (by_head(w, a.shape[1]).square().sum((-1, -2))[:, None] for w in point.block.projections[:2])  # (H, 1)
     of_query = (token * w_q)[..., None] * a.square().sum(-1)  # (B, H, I, S)
     of_key = (token * w_k * point.Q.square().sum(-1))[..., None] * (scale * kept).square()
-    slack = gamma(8 * (pr.merged.shape[-1] + a.shape[-1] + 16), dtype) * (of_query + of_key)
+    slack = gamma(4 * (pr.merged.shape[-1] + a.shape[-1] + 4), dtype) * (of_query + of_key)
     own_gram = widened(own_gram, slack.sum(-1))
     radius = others + own_gram.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
     gram = row_minkowski(P, own_gram, cross_gram).masked_fill(hidden[..., None, :] | hidden[..., :, None], 0.0)
@@ -129,7 +130,7 @@ def row_minkowski(P: Tensor, *grams: Tensor) -> Tensor:
     t = weights(sizes, dim=0)
     parts = [(t.sum(0) / ti)[..., None, None] * Q for ti, Q in zip(t, grams, strict=True)]
     out = torch.stack(parts).sum(0)
-    return widened(out, up(gamma(32, out.dtype) * trace(out)))
+    return widened(out, up(gamma(8, out.dtype) * trace(out)))
 
 
 def error_images(
@@ -213,7 +214,7 @@ def _crossed(
     of_value, of_key = _sizes(point, pr)
     summands = P * of_value[:, :, None] + torch.linalg.vector_norm(b, dim=-1) * of_key[:, :, queries]
     parts = (summands.square().sum(1) * inverse).sum(-1)
-    return widened(inner, gamma(16 * (e * H + 8) + 2 * P.shape[-1], b.dtype) * parts), t.sum(-1)
+    return widened(inner, gamma(4 * e * H + 2 * e + 2 * P.shape[-1] + 32, b.dtype) * parts), t.sum(-1)
 
 
 def _sizes(point: AttentionPoint, pr: Projections) -> tuple[Tensor, Tensor]:

@@ -85,7 +85,7 @@ def attention_point(
     log_P = scores.masked_fill(masked, -math.inf).log_softmax(-1)
     require_finite("attention scores", log_P.masked_fill(masked, 0.0))  # -inf is to mean "masked" and nothing else
     P = log_P.exp()
-    doubt = (P.sum(-1) - 1).abs() * (1 + gamma(16, P.dtype)) + gamma(2 * S + 32, P.dtype)
+    doubt = (P.sum(-1) - 1).abs() * (1 + gamma(4, P.dtype)) + gamma(S + 8, P.dtype)
     return AttentionPoint(block, Q, K, V, log_P, P, P @ V, doubt, still.shape[1])
 
 

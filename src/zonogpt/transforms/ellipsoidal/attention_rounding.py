@@ -35,7 +35,7 @@ class AttentionRounding:
 
     def of_tangents(self, moving: Tensor, dtype: torch.dtype) -> Tensor:
         """What the tangents of a query, key or value lose, all symbols together."""
-        return gamma(2 * self.Q.shape[1] * self.Q.shape[-1] + 64, dtype) * moving
+        return gamma(self.Q.shape[1] * self.Q.shape[-1] + 4, dtype) * moving
 
     @property
     def query(self) -> Tensor:
@@ -62,7 +62,7 @@ def attention_rounding(point: AttentionPoint, norm: LayerNormStep, still: Still)
     e, d = point.Q.shape[-1], block.w_o.shape[0]
     wide, narrow = point.Q.dtype, norm.z.G.dtype
     sizes = torch.cat([still.n.abs(), norm.centre.abs(), norm.reach], dim=1) @ block.w_qkv.abs()
-    off = up(gamma(d + 4, wide) * (sizes[:, :S] + block.b_qkv.abs()), d)
+    off = up(gamma(d + 2, wide) * (sizes[:, :S] + block.b_qkv.abs()), d)
     Q, K, V = map(block.split_heads, off.chunk(3, dim=-1))
     Q_moving, K_moving, V_moving = map(block.split_heads, up(sizes[:, S:], d).chunk(3, dim=-1))
     Q, Q_moving = Q[:, :, S - n_queries :], Q_moving[:, :, -n_queries:]
@@ -71,16 +71,16 @@ def attention_rounding(point: AttentionPoint, norm: LayerNormStep, still: Still)
 
     Q_size, K_size = point.Q.abs(), point.K.abs()
     pairs = Q_size @ K_size.mT
-    at_centre = Q_size @ K.mT + Q @ K_size.mT + gamma(e + 8, wide) * pairs
+    at_centre = Q_size @ K.mT + Q @ K_size.mT + gamma(e + 4, wide) * pairs
     moving = Q_moving @ K_size.mT
     moving[..., first:] += Q_size @ K_moving.mT
     moving, at_centre, pairs = ((x * block.scale).masked_fill(point.hidden, 0.0) for x in (moving, at_centre, pairs))
     moving = up(moving, 2 * e)
     # Tangents are centred with P as computed; the mean that is left is `doubt` of that of the sizes.
     mean = (point.P * moving).sum(-1, keepdim=True)
-    tangents = gamma(2 * d + 2 * e + 4 * S + 128, narrow) * (moving + mean) + 2 * point.doubt[..., None] * mean
+    tangents = gamma(d + e + 2 * S + 16, narrow) * (moving + mean) + 2 * point.doubt[..., None] * mean
     # log_softmax subtracts the row's maximum and a logarithm: what all keys lose alike does not matter.
-    logarithms = gamma(32, wide) * (pairs.amax(-1, keepdim=True) + math.log(S) + 1)
+    logarithms = gamma(8, wide) * (pairs.amax(-1, keepdim=True) + math.log(S) + 1)
     scores = up(at_centre + tangents + logarithms, 2 * e + S).masked_fill(point.hidden, 0.0)
     return AttentionRounding(Q, K, V, Q_moving, K_moving, V_moving, moving, scores, narrow)
 
@@ -108,17 +108,17 @@ def output_rounding(
     # All that v'_j = V_j - O is multiplied with, P for the centre's own output and for rows without a slope.
     coefficients = P * (1 + slope * linear) + s.shift.abs() + s.common.abs() + s.error + s.scores + s.total
     apart = coefficients @ V_size + coefficients.sum(-1, keepdim=True) * O_size
-    heads = (gamma(2 * S + 2 * e + d + 128, wide) + 2 * point.doubt)[..., None] * apart
+    heads = (gamma(d + e + S + 16, wide) + 2 * point.doubt)[..., None] * apart
     heads = heads + (P + s.total) @ r.value(dtype)
-    heads = heads + gamma(2 * d + 64, wide) * (s.total[..., point.first :] @ r.V_moving)
+    heads = heads + gamma(d + e + 8, wide) * (s.total[..., point.first :] @ r.V_moving)
     # The slopes' mean value is taken off score_values, which is free for scores whose mean is exactly zero.
     mean = (P * (r.U_moving + linear)).sum(-1, keepdim=True)
     mean_value = (P * slope) @ V_size + (P * slope).sum(-1, keepdim=True) * O_size
-    heads = heads + (gamma(4 * S + 64, wide) + 2 * point.doubt)[..., None] * mean * mean_value
+    heads = heads + (gamma(2 * S + 8, wide) + 2 * point.doubt)[..., None] * mean * mean_value
 
     moved = P * (r.U_moving + (P * r.U_moving).sum(-1, keepdim=True))
     moved = (moved[..., None, :] @ score_values.abs()).squeeze(-2) + P[..., point.first :] @ r.V_moving
     parts = [block.join_heads(x) for x in (shifted.abs(), heads, moved)]
     at_centre, heads, moved = (torch.cat(parts, dim=1) @ block.w_o.abs()).chunk(3, dim=1)
-    out = gamma(d + 8, wide) * (c.abs() + at_centre + block.b_o.abs()) + heads
-    return up(out + gamma(4 * d + 2 * e + 4 * S + 128, dtype) * (radius + moved), 2 * (d + S + e))
+    out = gamma(d + 4, wide) * (c.abs() + at_centre + block.b_o.abs()) + heads
+    return up(out + gamma(4 * d + e + 3 * S + 24, dtype) * (radius + moved), 2 * (d + S + e))

@@ -41,6 +41,7 @@ from zonogpt.domains.finite import require_finite
 from zonogpt.domains.rounding import gamma, length, up
 from zonogpt.domains.symbols import SymbolSums
 from zonogpt.model.ir import LayerNorm
+from zonogpt.transforms.norm_point import norm_point, units
 
 
 @dataclass(frozen=True)
@@ -144,12 +145,12 @@ class LayerNormStep:
         error, linear = (torch.cat(piece, dim=1) for piece in zip(*parts, strict=True))
         rounded = torch.einsum("bknd,bnd->bnk", functionals.abs(), self.rounding)
         d, dtype = w.shape[-1], self.z.G.dtype
-        lost = gamma(8 * d + 128 + self.z.m, dtype) * length(raw)  # relative to what the sums below are formed from
+        lost = gamma(6 * d + self.z.m + 32, dtype) * length(raw)  # relative to what the sums below are formed from
         error = error + (lost * self.size[..., None] + rounded)
         linear = linear + 8 * lost * (self.a0.rsqrt() * length(self.z.radius))[..., None]
         # LN(x) - beta is mean-free before gamma is applied, but the centre's x_hat is so only up to rounding.
         range_ = self.ball[..., None] * length(w) + (raw @ self.x_hat[..., None]).squeeze(-1)
-        in_range = gamma(4 * d + 64, w.dtype) * length(raw) * (self.ball + length(self.x_hat))[..., None]
+        in_range = gamma(3 * d + 12, w.dtype) * length(raw) * (self.ball + length(self.x_hat))[..., None]
         return w, error, linear, range_ + in_range + rounded
 
     def _losses(self, w: Tensor, tokens: slice) -> tuple[Tensor, Tensor]:
@@ -198,12 +199,8 @@ def rounded_off(functionals: Tensor, rounding: Tensor) -> Tensor:
 def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope, limit: int) -> LayerNormStep:
     """The contract of LayerNormStep over z. Memory O(B n d^2) and `limit` bytes of centred tangents."""
     d, wide = z.c.shape[-1], z.c.dtype
-    g = gamma(2 * d + 64, wide)  # of some operations and two sums over the features
-    z0 = z.c - z.c.mean(-1, keepdim=True)
-    missing = g * (z.c.abs().mean(-1, keepdim=True) + z0.abs())  # z0 is c - mean(c) up to this
-    missed = length(missing)
-    norm2 = z0.square().sum(-1)
-    a0 = norm.tau + norm2 / d
+    at = norm_point(norm, z.c)
+    z0, a0, rho, k = at.z0, at.a0, at.rho, at.k
     along, spread = SymbolSums(z.p, wide, with_cover=False), SymbolSums(z.p, wide, with_radius=False)
     for part in chunks(z.m, 3 * z.c.numel() * z.c.element_size(), stream_limit(limit, z.c.device)):
         T = z.G[:, :, part] - z.G[:, :, part].mean(-1, keepdim=True)
@@ -211,45 +208,36 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope, limit: int) -> Layer
         spread.add(T)
     Q = centred_gram(z.Q)
     # D is the centred deviation and what z0 misses; everything below is about |z0 . D| and |D|, symbols and ellipsoid.
-    moved = gamma(2 * d + 64, z.G.dtype) * length(z.symbol_radius)  # what the tangents' centring and products round
-    z0_length = length(z0)
-    z0_dot = up(along.radius[..., 0] + support(Q, z0[..., None, :])[..., 0] + z0_length * (missed + 4 * moved))
-    Q_D = minkowski(spread.cover, Q, box=((missed + 2 * moved) / math.sqrt(d))[..., None].expand(z0.shape))
+    lost = gamma(d + 4, z.G.dtype) * length(z.symbol_radius)  # what centring the tangents, or z0 times them, rounds
+    z0_dot = up(along.radius[..., 0] + support(Q, z0[..., None, :])[..., 0] + at.size * (at.missed + 4 * lost))
+    Q_D = minkowski(spread.cover, Q, box=((at.missed + 2 * lost) / math.sqrt(d))[..., None].expand(z0.shape))
     r = up(lambda_max(Q_D, squarings=2).sqrt())  # |D| <= r
     require_finite("LayerNorm input", z0, z0_dot, r)
 
-    A, B, delta = scalar_remainders(norm2, a0, norm.tau, d, z0_dot, r)
+    A, B, delta = scalar_remainders(at.norm2, a0, norm.tau, d, z0_dot, r)
     largest, half, shift = torch.maximum(A, B), up((A + B) / 2), (B - A) / 2
     # -k (z0 . D) D over the ellipsoid of D: half of the product of the two extents, around -k/2 Q_D z0.
-    k = a0.rsqrt() / (d * a0)
     bent = (Q_D @ z0[..., None]).squeeze(-1)
-    halved = up((largest + k / 2 * support(Q_D, z0[..., None, :])[..., 0]) * (1 + g))
+    halved = up(largest + k / 2 * support(Q_D, z0[..., None, :])[..., 0], units(d))
     polar = halved < delta
     bend = torch.where(polar[..., None], -0.5 * k[..., None] * bent, torch.zeros_like(bent))
     factor = torch.where(polar, halved, delta)
     # |xhat|^2 = d (a - tau) / a grows with a, and sqrt(d (a - tau)) <= |z0| + r.
-    reach = up(z0_length + r)
+    reach = up(at.size + r)
     floor = torch.full_like(reach, math.sqrt(norm.tau))
-    ball = up(reach / torch.hypot(floor, reach / math.sqrt(d)), 24)  # no square that could overflow
-    t_line, t_copy = z0_length * half, trace(Q_D).sqrt() * factor
+    ball = up(reach / torch.hypot(floor, reach / math.sqrt(d)), 12)  # no square that could overflow
+    t_line, t_copy = at.size * half, trace(Q_D).sqrt() * factor
     # Any slope is sound, zero too: where it leaves the smaller error there is nothing to gain from the Jacobian.
     sloped = t_line + t_copy < ball * math.sqrt(d - 1)  # NaN or inf: not sloped
-    x_hat = torch.where(sloped[..., None], z0 * (a0.rsqrt() + shift)[..., None] + bend, torch.zeros_like(z0))
+    x_hat = torch.where(sloped[..., None], z0 * (rho + shift)[..., None] + bend, torch.zeros_like(z0))
 
-    deviation, rho = z.radius, a0.rsqrt()[..., None]
-    far, kz0 = length(deviation), k[..., None] * z0.abs()
-    image = rho * (deviation + deviation.mean(-1, keepdim=True)) + kz0 * (z0.abs() * deviation).sum(-1, keepdim=True)
-    image = up(norm.gamma.abs() * image * sloped[..., None], 2 * d)  # |J (x - c)|, and each of its parts
+    weight, far = norm.gamma.abs() * sloped[..., None], length(z.radius)
+    image = weight * at.image(z.radius)
     of_D = coordinate_radius(Q_D)
-    slack = rho * missing + k[..., None] * missed[..., None] * (
-        z0.abs() * z0_length[..., None] + (z0.abs() + z0_length[..., None]) * far[..., None]
-    )
-    slack = slack + g * k[..., None] * of_D * (of_D * z0.abs()).sum(-1, keepdim=True)
-    slack = norm.gamma.abs() * (
-        slack * sloped[..., None] + gamma(16, wide) * (x_hat.abs() + (z0 * shift[..., None]).abs())
-    )
-    slack = up(slack + gamma(4, wide) * norm.beta.abs(), 2 * d)
-    rounding, in_tangents = (slack + gamma(4 * d + 64, dtype) * image for dtype in (wide, z.G.dtype))
+    bending = gamma(d + 8, wide) * k[..., None] * of_D * (of_D * z0.abs()).sum(-1, keepdim=True)
+    forming = gamma(8, wide) * (z0.abs() * (rho + shift.abs())[..., None] + bend.abs())
+    slack = up(weight * (at.slack(z.radius) + bending + forming) + gamma(4, wide) * norm.beta.abs(), 2 * d)
+    rounding, in_tangents = (up(slack + gamma(2 * d + 16, dtype) * image) for dtype in (wide, z.G.dtype))
     error_gram = _error_gram(norm.gamma, Q_D, z0, half, factor, ball, sloped, (t_line, t_copy), in_tangents)
     return LayerNormStep(
         norm=norm,
@@ -265,7 +253,7 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope, limit: int) -> Layer
         bend=bend,
         ball=ball,
         rounding=rounding,
-        size=up(z0_length * largest + far * (largest + delta + k * z0_length * far) + length(bend)),
+        size=up(at.size * largest + far * (largest + delta + k * at.size * far) + length(bend)),
         reach=up(image + coordinate_radius(error_gram)),
         error_gram=error_gram,
     )
@@ -301,7 +289,7 @@ def _error_gram(
     out.diagonal(dim1=-2, dim2=-1).add_(sphere[..., None])
     out = rounded_out(out).mul_(scale[:, None] * scale)  # before scaling: there it is relative to all of the trace
     out.diagonal(dim1=-2, dim2=-1).add_(up(box * (factors[2] * boxed)[..., None]))
-    return widened(out, up(gamma(16, out.dtype) * trace(out)))
+    return widened(out, up(gamma(4, out.dtype) * trace(out)))
 
 
 def centred_gram(Q: Tensor) -> Tensor:
@@ -320,9 +308,9 @@ def scalar_remainders(
     """(A, B, delta): rho(a) - rho(a0) - rho'(a0) lin is in [-A, B] and |rho(a) - rho(a0)| <= delta, rho(a) = 1/sqrt(a).
 
     a = a0 + lin + quad with lin = 2 z0.D / d and quad = |D|^2 / d, over all D with |z0 . D| <= z0_dot and |D| <= r.
-    No Taylor remainder is involved, and the forms do not cancel. rho(a0) and rho'(a0) may be off by gamma_(2d + 48).
+    No Taylor remainder is involved, and the forms do not cancel. rho(a0) and rho'(a0) may be off by gamma_(2d + 16).
     """
-    g = gamma(2 * d + 64, a0.dtype)
+    g = gamma(units(d), a0.dtype)
     size = norm2.sqrt()
     r_lin, r_quad = 2 * z0_dot / d, r.square() / d
     # a is least when D points against z0, from |z0| down to |z0| - fall: x = 1 - a_min / a0, s <= sqrt(a_min / a0).
@@ -336,7 +324,7 @@ def scalar_remainders(
     own = g * unit * (1 + r_lin / a0)
     A = 0.5 * (r_quad / a0) * unit + own
     B = unit * torch.maximum(_above_tangent(x, s), _above_tangent(r_lin / a0, (1 + r_lin / a0).sqrt())) + own
-    return up(A, 32), up(B, 64), up(unit * torch.maximum(x / (s * (1 + s)), y / (t * (1 + t))) + own, 32)
+    return up(A, 8), up(B, 16), up(unit * torch.maximum(x / (s * (1 + s)), y / (t * (1 + t))) + own, 12)
 
 
 def _above_tangent(x: Tensor, s: Tensor) -> Tensor:

@@ -58,14 +58,14 @@ def mlp_step(block: MlpBlock, z: EllipsoidalZonotope, limit: int) -> tuple[Ellip
     centre = norm.centre @ block.w_1 + block.b_1  # (B, n, f)
     # Sizes of what the centre is the sum of, and of what moves: their rounding is relative to these.
     at_centre, moving = (torch.cat([norm.centre.abs(), norm.reach], dim=1) @ block.w_1.abs()).chunk(2, dim=1)
-    off = up(gamma(d + 4, wide) * (at_centre + block.b_1.abs()), d)
+    off = up(gamma(d + 2, wide) * (at_centre + block.b_1.abs()), d)
     spread = SymbolSums(z.p, wide, with_cover=False)
     limit = stream_limit(limit, z.c.device)
     w_1 = block.w_1.to(narrow)
     for part in chunks(z.m, (2 * centre.numel() + 2 * z.c.numel()) * z.c.element_size(), limit):
         spread.add(norm.jacobian(z.G[:, :, part]) @ w_1)
     radius = spread.radius + support(merged, block.w_1.T) + off
-    radius = up(radius + gamma(2 * d + 64, narrow) * moving + gamma(4, wide) * centre.abs(), d)
+    radius = up(radius + gamma(d + 4, narrow) * moving + gamma(2, wide) * centre.abs(), d)
     require_finite("GELU input", centre, radius)
     slope, mid, half = affine_gelu(centre - radius, centre + radius, GELU_PIECES)
 
@@ -76,15 +76,15 @@ def mlp_step(block: MlpBlock, z: EllipsoidalZonotope, limit: int) -> tuple[Ellip
     for part in chunks(z.m, z.c.numel() * z.c.element_size(), limit):
         G[:, :, part] = z.G[:, :, part] @ narrowed
     value = slope * centre + mid
-    doubt = slope.abs() * off + gamma(4, wide) * (value.abs() + mid.abs()) + gamma(d + 8, wide) * half
+    doubt = slope.abs() * off + gamma(4, wide) * (value.abs() + mid.abs()) + gamma(d + 4, wide) * half
     behind = torch.cat([value.abs(), doubt, slope.abs() * moving], dim=1) @ block.w_2.abs()
     at_centre, doubt, moving = behind.chunk(3, dim=1)
-    rounding = gamma(f + 8, wide) * (z.c.abs() + at_centre + block.b_2.abs()) + doubt
-    rounding = up(rounding + gamma(2 * (d + f) + 64, wide) * (z.radius + moving), 2 * f)
+    rounding = gamma(f + 3, wide) * (z.c.abs() + at_centre + block.b_2.abs()) + doubt
+    rounding = up(rounding + gamma(2 * d + f + 16, wide) * (z.radius + moving), 2 * f)
     in_tangents = rounding
     if narrow != wide:
         product = (z.symbol_radius[..., None, :] @ narrowed.abs().to(wide)).squeeze(-2)
-        in_tangents = up(rounding + gamma(d + 8, narrow) * product, d)
+        in_tangents = up(rounding + gamma(d + 4, narrow) * product, d)
     Q = minkowski(sandwich(z.Q, whole), sandwich(norm.error_gram, chain), box_cover(block.w_2, half), box=in_tangents)
     c = z.c + value @ block.w_2 + block.b_2
     out = EllipsoidalZonotope(c, G, Q, z.p)

@@ -93,12 +93,12 @@ def largest_zeta(log_P: Tensor, W: Tensor, rest: Tensor, score_gram: Tensor, dou
     """
     keys, dtype = log_P.shape[-1], log_P.dtype
     exponent = log_P + log_phi(W)
-    exponent = exponent + (gamma(16, dtype) * (W + 1 - log_P) + 2 * doubt[..., None])  # of P and of the sum
+    exponent = exponent + (gamma(8, dtype) * (W + 1 - log_P) + 2 * doubt[..., None])  # of P and of the sum
     weight = (0.5 * exponent.exp()).masked_fill(masked(log_P), 0.0)
-    apart = up((weight * W.square()).sum(-1), keys + 16)
+    apart = up((weight * W.square()).sum(-1), keys + 8)
     root = weight.sqrt()
     together = lambda_max(root[..., :, None] * score_gram * root[..., None, :]).sqrt()
-    together = up((together + (weight * rest.square()).sum(-1).sqrt()).square(), 2 * keys + 64)
+    together = up((together + (weight * rest.square()).sum(-1).sqrt()).square(), keys + 16)
     excess = torch.fmin(apart, together)
     # An overflow means that nothing is known but zeta < 1.
     return torch.where(excess.isfinite(), up(excess / (1 + excess)).clamp(max=1), torch.ones_like(excess))
@@ -111,7 +111,7 @@ def psi(t: Tensor) -> Tensor:
     for k in (7, 6, 5, 4, 3):
         series = 1 + small / k * series
     series = small.square() / 2 * series
-    return torch.where(t.abs() < 0.5, series, torch.expm1(t) - t) * (1 + 1e-6 + gamma(64, t.dtype))
+    return torch.where(t.abs() < 0.5, series, torch.expm1(t) - t) * (1 + 1e-6 + gamma(24, t.dtype))
 
 
 def chord_of_psi(W: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,7 +125,7 @@ def chord_of_psi(W: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     high = 2 * torch.sinh(W / 2).square()
     low = chord - (1 + chord) * torch.log1p(chord)
     # Outward: chord and ends are rounded, relative to cosh(W) - 1, and the series is cut.
-    return chord, (high + low) / 2, (high - low) / 2 + (1e-8 + gamma(128, W.dtype)) * high
+    return chord, (high + low) / 2, (high - low) / 2 + (1e-8 + gamma(48, W.dtype)) * high
 
 
 def log_phi(W: Tensor) -> Tensor:
@@ -135,4 +135,4 @@ def log_phi(W: Tensor) -> Tensor:
     big = W.clamp(min=0.5)
     large = big + torch.log1p(-(1 + big) * torch.exp(-big)) - 2 * big.log() + 0.6931471805599453
     # log1p magnifies what (1 + W) e^-W rounds by at most 11, at W = 1/2; the sum rounds relative to W.
-    return torch.where(W < 0.5, torch.log1p(series), large) + 1e-6 + gamma(128, W.dtype) * (1 + W)
+    return torch.where(W < 0.5, torch.log1p(series), large) + 1e-6 + gamma(80, W.dtype) * (1 + W)

@@ -1,0 +1,72 @@
+"""LayerNorm at the centre of a set, as floating point has it, and what that misses.
+
+With z0 = c - mean(c), a0 = tau + |z0|^2 / d, rho = 1 / sqrt(a0), k = rho / (d a0), LayerNorm's Jacobian before gamma is
+
+    J v = rho (v - mean v) - k (z0 . v) z0.
+
+All letters stand for the numbers that were computed, and J for the map that they define. Leading dimensions are tokens.
+Derivations: docs/math.md, section "Rounding".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from zonogpt.domains.rounding import gamma, length, up
+from zonogpt.model.ir import LayerNorm
+
+
+@dataclass(frozen=True)
+class NormPoint:
+    norm: LayerNorm
+    z0: Tensor  # (..., d)
+    norm2: Tensor  # (...): |z0|^2
+    a0: Tensor  # (...)
+    missing: Tensor  # (..., d): z0 is c - mean(c) up to this
+
+    @cached_property
+    def rho(self) -> Tensor:
+        return self.a0.rsqrt()
+
+    @cached_property
+    def k(self) -> Tensor:
+        return self.rho / (self.z0.shape[-1] * self.a0)
+
+    @cached_property
+    def missed(self) -> Tensor:
+        """(...): the length of what z0 misses."""
+        return length(self.missing)
+
+    @cached_property
+    def size(self) -> Tensor:
+        """(...): at least |z0|."""
+        return length(self.z0)
+
+    def image(self, deviation: Tensor) -> Tensor:
+        """(..., d): bounds |J v| and each of its parts, for |v| <= deviation."""
+        z0 = self.z0.abs()
+        spread = self.rho[..., None] * (deviation + deviation.mean(-1, keepdim=True))
+        along = (self.k * (z0 * deviation).sum(-1))[..., None] * z0
+        return up(spread + along, 2 * z0.shape[-1])
+
+    def slack(self, deviation: Tensor) -> Tensor:
+        """(..., d): what J of the deviation misses because z0 is not c - mean(c), and its mean not zero."""
+        z0, size, far = self.z0.abs(), self.size[..., None], length(deviation)[..., None]
+        turned = (self.k * self.missed)[..., None] * (z0 * size + (z0 + size) * far)
+        return up(self.rho[..., None] * self.missing + turned, 2 * z0.shape[-1])
+
+
+def norm_point(norm: LayerNorm, c: Tensor) -> NormPoint:
+    d = c.shape[-1]
+    z0 = c - c.mean(-1, keepdim=True)
+    norm2 = z0.square().sum(-1)
+    missing = gamma(d + 4, c.dtype) * (c.abs().mean(-1, keepdim=True) + z0.abs())
+    return NormPoint(norm, z0, norm2, norm.tau + norm2 / d, missing)
+
+
+def units(d: int) -> int:
+    """Operations that rho and k took, two sums over the features among them: both are off by at most gamma of it."""
+    return 2 * d + 16
