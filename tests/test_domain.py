@@ -107,7 +107,7 @@ def test_both_starts_are_the_same_set():
 def test_cast_to_float32_loses_nothing():
     z = with_interval(8)
     out = cast(z, torch.float32)
-    assert out.c.dtype == torch.float32
+    assert (out.c.dtype, out.G.dtype, out.L.dtype) == (torch.float64, torch.float32, torch.float32)
     wide = StructuredZonotope(out.c.double(), out.G.double(), out.L.double(), out.b.double())
     noise = random_noise(z, 3)
     error = (point(z, noise) - point(wide, noise)).abs() + z.b

@@ -19,6 +19,7 @@ from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, minkowski, sandwich
 from zonogpt.domains.finite import NonFiniteBoundError
 from zonogpt.domains.symbols import SymbolSums
 from zonogpt.model.ir import LayerNorm, MlpBlock
+from zonogpt.transforms.attention_rounding import Still, attention_rounding
 from zonogpt.transforms.ellipsoidal.attention import attention_step, softmax_cover, value_products
 from zonogpt.transforms.ellipsoidal.attention import changes as bounded_changes
 from zonogpt.transforms.ellipsoidal.attention_errors import (
@@ -28,8 +29,7 @@ from zonogpt.transforms.ellipsoidal.attention_errors import (
     project,
     row_minkowski,
 )
-from zonogpt.transforms.ellipsoidal.attention_point import Still, TangentSums, attention_point, branch_images, tangents
-from zonogpt.transforms.ellipsoidal.attention_rounding import attention_rounding
+from zonogpt.transforms.ellipsoidal.attention_point import TangentSums, attention_point, branch_images, tangents
 from zonogpt.transforms.ellipsoidal.layernorm import centred_gram, layernorm_step, scalar_remainders
 from zonogpt.transforms.ellipsoidal.mlp import mlp_step
 from zonogpt.transforms.ellipsoidal.softmax import softmax_step
@@ -264,7 +264,7 @@ def test_score_products(seed, reach):
     sums = TangentSums(z.p, torch.float64)
     sums.add(tangents(pt, norm.jacobian(z.G)))
     pr = project(pt, minkowski(norm.jacobian_gram(z.Q), norm.error_gram))
-    rounding = attention_rounding(pt, norm, exact_still(block, before))
+    rounding = attention_rounding(pt, exact_still(block, before), norm.centre, norm.reach, torch.float64)
     bound = bounded_changes(pt, sums, pr, rounding).score_products(pt)
     entry = torch.randint(bound.numel(), (BATCH,), generator=generator(seed))
 

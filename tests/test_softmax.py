@@ -69,7 +69,7 @@ def test_choice_of_slope(spread, change):
     kept = dU * share  # the linear part that is kept
     R_U = T * (1 - share)
     f_P = softmax_jvp(P, kept).abs().amax(0)
-    bounds = softmax_bounds(log_P, f_P, R_U, T)
+    bounds = softmax_bounds(log_P, f_P, R_U, T, 0 * log_P[..., 0])
     error = (U + dU).softmax(-1) - P - softmax_jvp(P, kept) * bounds.sloped[..., None]
     assert (error.abs() <= bounds.remainder + 1e-12).all()
     assert (((U + dU).softmax(-1) - P).abs() <= bounds.total + 1e-12).all()
@@ -79,7 +79,7 @@ def test_choice_of_slope(spread, change):
 def test_slope_is_kept_for_small_and_dropped_for_large_changes():
     for change, expected in ((1e-3, True), (30.0, False)):
         _, log_P, T = rows(1, 1.0, change)
-        bounds = softmax_bounds(log_P, softmax_radius(log_P.exp(), T), 0 * T, T)
+        bounds = softmax_bounds(log_P, softmax_radius(log_P.exp(), T), 0 * T, T, 0 * T[..., 0])
         assert bool(bounds.sloped[:, 1:].all()) is expected
 
 
@@ -98,7 +98,7 @@ def test_underflowed_keys_are_not_masked_keys(dtype, low, change):
     """P rounds to exactly 0 for a visible key that the change can make the heaviest."""
     log_P, zero = torch.tensor([[[low, 0.0]]], dtype=dtype), torch.zeros(1, 1, 2, dtype=dtype)
     assert float(log_P.exp()[0, 0, 0]) == 0.0
-    bounds = softmax_bounds(log_P, zero, zero, torch.full_like(zero, change))
+    bounds = softmax_bounds(log_P, zero, zero, torch.full_like(zero, change), zero[..., 0])
     assert (bounds.remainder > 0.99).all()
     assert (bounds.total > 0.99).all()
 

@@ -23,8 +23,8 @@ from zonogpt.methods.operators.zonotopes import DenseZonotope, ZonotopeOperators
 from zonogpt.methods.structured import VARIANTS
 from zonogpt.model.ir import AttentionBlock, LayerNorm
 from zonogpt.transforms.attention import attention_bounds
+from zonogpt.transforms.attention_rounding import Still
 from zonogpt.transforms.ellipsoidal.attention import attention_step
-from zonogpt.transforms.ellipsoidal.attention_point import Still
 
 RADIUS = 0.02
 PAPER_FUSED, PAPER_DEEPZ = (0.11, 0.69), (-1.24, 1.98)

@@ -4,16 +4,20 @@
 
 Shapes: c (S, d), G (m, S, d), L (S, q, d), b (S, d); every token has the same number q of local generators (short
 ones are zero). Prefix rule: a transform keeps the old generators in place and appends new ones after them; only
-`reduce` drops or reorders, between blocks. That is what makes adding a skip connection sound.
+`reduce` drops or reorders, between blocks. That is what makes adding a skip connection sound. G and L may be of a
+shorter type than c and b: they are as small as the set. What a function here rounds off joins b.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from zonogpt.domains.rounding import up
 
 POOL_BYTES = 1 << 29  # 512 MiB, the paper's pool for float32 generators
 FLOOR = 64  # generators that are always kept, however small the pool
@@ -41,7 +45,12 @@ class StructuredZonotope:
     @property
     def radius(self) -> Tensor:
         """(S, d): the smallest r with Z inside c + [-r, r]."""
-        return abs_sum(self.G, 0) + abs_sum(self.L, 1) + self.b
+        return up(self.symbol_radius + self.b)
+
+    @cached_property
+    def symbol_radius(self) -> Tensor:
+        """(S, d): the part of it that the generators make."""
+        return up((abs_sum(self.G, 0) + abs_sum(self.L, 1)).to(self.b.dtype), self.m + self.q)
 
     def generator_stacks(self) -> tuple[Tensor, Tensor]:
         """Shared and local generators, token first: (S, m, d) and (S, q, d)."""
@@ -49,7 +58,7 @@ class StructuredZonotope:
 
 
 def abs_sum(generators: Tensor, dim: int | tuple[int, ...]) -> Tensor:
-    """Sum of absolute values over `dim`, without a second copy of the generators."""
+    """Sum of absolute values over `dim`, as computed, without a second copy of the generators."""
     return torch.linalg.vector_norm(generators, ord=1, dim=dim)
 
 
@@ -73,6 +82,7 @@ def from_promoted(centre: Tensor, local: Tensor, limit: int) -> StructuredZonoto
     G[torch.arange(len(keep), device=centre.device), token] = local[token, index]
     rest = local.flatten(0, 1)[drop].abs()
     b = centre.new_zeros(S, d).index_add(0, drop // local.shape[1], rest)
+    b = up(b, local.shape[1]) if len(drop) else b
     return StructuredZonotope(centre, G, centre.new_zeros(S, 0, d), b)
 
 
@@ -83,18 +93,23 @@ def convert(z: StructuredZonotope) -> StructuredZonotope:
     """
     if not bool(z.b.any()):
         return z
-    return dataclasses.replace(z, L=torch.cat([z.L, torch.diag_embed(z.b)], dim=1), b=torch.zeros_like(z.b))
+    boxes = torch.diag_embed(rounded_up(z.b, z.L.dtype))
+    return dataclasses.replace(z, L=torch.cat([z.L, boxes], dim=1), b=torch.zeros_like(z.b))
 
 
 def cast(z: StructuredZonotope, dtype: torch.dtype) -> StructuredZonotope:
-    """A superset of z in `dtype`: what rounding does to centre and generators joins the interval, rounded up."""
-    if dtype == z.c.dtype:
+    """A superset of z with generators in `dtype`: what rounding does to them joins the interval."""
+    if dtype == z.G.dtype:
         return z
-    c, G, L = z.c.to(dtype), z.G.to(dtype), z.L.to(dtype)
-    b = z.b + (z.c - c.to(z.c)).abs() + (z.G - G.to(z.c)).abs().sum(0) + (z.L - L.to(z.c)).abs().sum(1)
-    up = b.to(dtype)
-    up = torch.where(up.to(b) < b, torch.nextafter(up, torch.full_like(up, torch.inf)), up)
-    return StructuredZonotope(c, G, L, up)
+    G, L = z.G.to(dtype), z.L.to(dtype)
+    lost = (z.G - G.to(z.c)).abs().sum(0) + (z.L - L.to(z.c)).abs().sum(1)
+    return StructuredZonotope(z.c, G, L, up(z.b + lost, z.m + z.q))
+
+
+def rounded_up(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in `dtype`, never below it."""
+    out = x.to(dtype)
+    return torch.where(out.to(x.dtype) < x, torch.nextafter(out, torch.full_like(out, torch.inf)), out)
 
 
 def generator_limit(n_tokens: int, width: int, pool_bytes: int = POOL_BYTES, item_bytes: int = 4) -> int:
@@ -113,11 +128,11 @@ def reduce(z: StructuredZonotope, limit: int) -> StructuredZonotope:
     G, L, b = z.G, z.L, z.b
     if m < z.m:
         keep, drop = _split(abs_sum(G, (1, 2)), m)
-        b = b + abs_sum(G[drop], 0)
+        b = up(b + abs_sum(G[drop], 0), z.m)
         G = G[keep]
     if q < z.q:
         keep, drop = _split(abs_sum(L, 2), q)  # (S, q), (S, rest)
-        b = b + abs_sum(torch.take_along_dim(L, drop[:, :, None], 1), 1)
+        b = up(b + abs_sum(torch.take_along_dim(L, drop[:, :, None], 1), 1), z.q)
         L = torch.take_along_dim(L, keep[:, :, None], 1)
     return StructuredZonotope(z.c, G, L, b)
 

@@ -35,8 +35,8 @@ from zonogpt.model.ir import AttentionBlock, Model
 from zonogpt.result import Ledger, LedgerEntry
 from zonogpt.spec.inputs import InputBox, centre_and_noise
 from zonogpt.spec.spec import Spec
+from zonogpt.transforms.attention_rounding import Still
 from zonogpt.transforms.ellipsoidal.attention import AttentionStep, attention_step
-from zonogpt.transforms.ellipsoidal.attention_point import Still
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep, layernorm_step, rounded_off
 from zonogpt.transforms.ellipsoidal.mlp import MlpStep, mlp_step
 

@@ -58,23 +58,18 @@ def plan_structured(
     m = min(sizes.n_inputs, limit) if promoted else 0
     q = 0 if promoted else min(sizes.inputs_per_token, limit)
     most_local, peak = q, 0
-    # An interval at the start, which becomes d local generators: inputs beyond the pool, or what a cast rounded off.
-    boxed = (sizes.n_inputs if promoted else sizes.inputs_per_token) > limit or item < 8
     for block in range(sizes.n_blocks):
-        q_in = q + (d if boxed else 0)
+        q_in = q + d  # the interval, at the start and between blocks, of rounding if nothing else
         if block % 2 == 0:
             fresh = d + softmax if fused_attention else 0
-            boxed = True
         else:
             fresh = 0 if fused_mlp else d + sizes.hidden
-            boxed = fused_mlp
         q_out = q_in + fresh
         # Shared before and after; local before, their images, the fresh ones, and all of these joined.
         alive = 2 * m + 2 * q_in + fresh + q_out
         peak = max(peak, alive)
         q = min(q_out, limit - m)
         if q < q_out:
-            boxed = True
             peak = max(peak, m + q_out + q + (q_out - q), m + 2 * q + d)  # while reducing, while converting
         most_local = max(most_local, q)
     bytes_each = sizes.n_tokens * d * item

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from zonogpt.domains.finite import NonFiniteBoundError
+from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.structured import (
     POOL_BYTES,
     StructuredZonotope,
@@ -67,13 +69,14 @@ class StructuredMethod:
         budget_bytes: int | None,
         on_block: OnBlock | None,
     ) -> list[Bounds]:
-        rounded = model.converted(model.device, dtype)
-        return [self.bound(rounded, spec, budget_bytes, on_block) for spec in specs]
+        return [self.bound(model, spec, dtype, budget_bytes, on_block) for spec in specs]
 
-    def bound(self, model: Model, spec: Spec, budget_bytes: int | None, on_block: OnBlock | None) -> Bounds:
-        """Lower bounds of the claim's rows over the input set. Works in the model's dtype, on its device."""
-        limit = pool_limit(spec.input.n_tokens, model.width, model.dtype, budget_bytes)
-        z = convert(self.initial(spec, limit, model.dtype))
+    def bound(
+        self, model: Model, spec: Spec, dtype: torch.dtype, budget_bytes: int | None, on_block: OnBlock | None
+    ) -> Bounds:
+        """Lower bounds of the claim's rows over the input set: centre in the model's dtype, generators in `dtype`."""
+        limit = pool_limit(spec.input.n_tokens, model.width, dtype, budget_bytes)
+        z = convert(self.initial(spec, limit, dtype))
         entries: list[LedgerEntry] = []
         blocks = len(model.blocks)
         for t, block in enumerate(model.blocks, start=1):
@@ -91,7 +94,7 @@ class StructuredMethod:
         bias = None if model.head.bias is None else model.head.bias.double()
         rows, offset = (part.to(model.dtype) for part in spec.claim.fold(model.head.weight.double(), bias))
         try:
-            margins, losses = claim_lower_bounds(model.head, z, rows, offset)
+            margins, losses = claim_lower_bounds(model.head, z, rows, offset, spec.claim)
         except NonFiniteBoundError as error:
             raise NonFiniteBlockError(blocks + 1, "head", error.step) from error
         entries += [LedgerEntry(blocks + 1, "head", step, width) for step, width in losses.items()]
@@ -100,7 +103,10 @@ class StructuredMethod:
     def initial(self, spec: Spec, limit: int, dtype: torch.dtype) -> StructuredZonotope:
         """The input set as embedded tokens, with at most `limit` generators per token."""
         centre, radius = centre_and_radius(spec.input)
-        return cast(self.start(spec.input.embed(centre), spec.input.local_generators(radius), limit), dtype)
+        z = self.start(spec.input.embed(centre), spec.input.local_generators(radius), limit)
+        # Generators are products, off by a unit.
+        lost = spec.input.embedding_rounding(centre) + gamma(2, z.c.dtype) * z.symbol_radius
+        return cast(dataclasses.replace(z, b=up(z.b + lost)), dtype)
 
     def step(self, block: AttentionBlock | MlpBlock, z: StructuredZonotope) -> tuple[StructuredZonotope, Widths]:
         """One residual block, before the reduction; z must be converted (b = 0)."""

@@ -20,8 +20,10 @@ from torch import Tensor
 
 from zonogpt.domains.chunks import chunks, temporary_bytes
 from zonogpt.domains.finite import require_finite
+from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.structured import StructuredZonotope, abs_sum
 from zonogpt.model.ir import AttentionBlock
+from zonogpt.tensors import moved
 from zonogpt.transforms.attention_point import (
     AttentionPoint,
     attention_point,
@@ -31,6 +33,13 @@ from zonogpt.transforms.attention_point import (
     shared_images,
     shared_tangents,
     value_images,
+)
+from zonogpt.transforms.attention_rounding import (
+    AttentionRounding,
+    Still,
+    attention_rounding,
+    head_rounding,
+    output_rounding,
 )
 from zonogpt.transforms.layernorm import LayerNormBounds, layernorm_bounds
 from zonogpt.transforms.softmax import SoftmaxBounds, softmax_bounds
@@ -49,7 +58,14 @@ class FirstOrder:
     VW: Tensor  # (H, S, d)
 
     def __add__(self, other: FirstOrder) -> FirstOrder:
-        return FirstOrder(*(getattr(self, f) + getattr(other, f) for f in ("Q", "K", "V", "U", "P", "VW")))
+        return FirstOrder(*(a + b for a, b in zip(self._parts(), other._parts(), strict=True)))
+
+    def rounded_up(self, terms: int, dtype: torch.dtype) -> FirstOrder:
+        """Sums of so many terms, not below what they are sums of."""
+        return FirstOrder(*(up(part, terms).to(dtype) for part in self._parts()))
+
+    def _parts(self) -> tuple[Tensor, ...]:
+        return self.Q, self.K, self.V, self.U, self.P, self.VW
 
 
 @dataclass(frozen=True)
@@ -62,20 +78,26 @@ class AttentionBounds:
 
     norm: LayerNormBounds
     point: AttentionPoint
+    narrow: AttentionPoint  # the point in the generators' type
     from_input: FirstOrder
     from_norm: FirstOrder
-    score_product: Tensor  # (H, S, S): |dQ dK^T| / sqrt(e)
+    rounding: AttentionRounding
+    score_product: Tensor  # (H, S, S): |dQ dK^T| / sqrt(e), and what the scores are off by
     softmax: SoftmaxBounds
 
     @property
     def value_change(self) -> Tensor:
         """(H, S, d): bounds |(V(x) - V) W_o| by head, all of it."""
-        return self.from_input.VW + self.from_norm.VW
+        lost = self.rounding.value(self.narrow.Q.dtype) @ self.point.w_o.abs()
+        forming = gamma(2 * self.point.block.w_o.shape[0] + 8, self.narrow.Q.dtype)
+        lost = lost + forming * (self.rounding.V_moving @ self.point.w_o.abs())
+        return up(self.from_input.VW + self.from_norm.VW + lost, self.point.w_o.shape[-1])
 
     @property
     def value_product(self) -> Tensor:
         """(S, d): bounds |sum_hj (P(x) - P)_hij (V(x) - V)_hj W_o|."""
-        return torch.einsum("hij,hjd->id", self.softmax.total, self.value_change)
+        sums = torch.einsum("hij,hjd->id", self.softmax.total, self.value_change)
+        return up(sums, self.softmax.total.shape[0] * self.softmax.total.shape[-1])
 
     @property
     def f(self) -> dict[str, Tensor]:
@@ -87,7 +109,8 @@ class AttentionBounds:
         e = self.from_norm
         from_norm_P = e.P * self.softmax.sloped[..., None]
         return {
-            "Q": e.Q, "K": e.K, "V": e.V,
+            "Q": e.Q + self.rounding.query, "K": e.K + self.rounding.key,
+            "V": e.V + self.rounding.value(self.narrow.Q.dtype),
             "U": e.U + self.score_product,
             "P": from_norm_P + self.softmax.remainder,
         }  # fmt: skip
@@ -97,15 +120,46 @@ def attention_bounds(block: AttentionBlock, z: StructuredZonotope) -> AttentionB
     """All intermediate bounds of the block over z, whose interval must be zero."""
     norm = layernorm_bounds(block.norm, z)
     point = attention_point(block, norm.centre)
+    narrow = moved(point, z.c.device, z.G.dtype)
     G, L = z.generator_stacks()
-    from_input = _shared_sums(point, norm, G) + _local_sums(point, map(norm.jacobian, _parts(point, L)))
-    from_norm = _local_sums(point, _parts(point, norm.error_generators()))
+    local = _local_sums(narrow, map(norm.jacobian, _parts(narrow, L)))
+    from_input = (_shared_sums(narrow, norm, G) + local).rounded_up(z.m + z.q * z.n_tokens, z.c.dtype)
+    errors = norm.error_generators().to(z.G.dtype)
+    from_norm = _local_sums(narrow, _parts(narrow, errors)).rounded_up(errors.shape[1] * z.n_tokens, z.c.dtype)
     total = from_input + from_norm
-    product = (total.Q @ total.K.transpose(-1, -2)) * block.scale
-    product = product.masked_fill(~point.visible, 0.0)
-    softmax = softmax_bounds(point.log_P, f_P=total.P, R_U=product, T_U=total.U + product)
+    r = attention_rounding(
+        point, Still.none(norm.centre, block.n_heads), norm.centre, norm.reach, z.G.dtype, lost=norm.rounding
+    )
+    product = ((total.Q + r.query) @ (total.K + r.key).transpose(-1, -2)) * block.scale
+    product = up(product + r.scores, point.Q.shape[-1]).masked_fill(~point.visible, 0.0)
+    softmax = softmax_bounds(
+        point.log_P,
+        f_P=total.P + tangent_rounding(point, r),
+        R_U=product,
+        T_U=up(total.U + product),
+        doubt=point.doubt,
+    )
     require_finite("attention softmax", softmax.remainder, softmax.total)
-    return AttentionBounds(norm, point, from_input, from_norm, product, softmax)
+    return AttentionBounds(norm, point, narrow, from_input, from_norm, r, product, softmax)
+
+
+def tangent_rounding(point: AttentionPoint, r: AttentionRounding) -> Tensor:
+    """(H, S, S): what the tangents of P lose behind those of the scores, all symbols together."""
+    moving = point.P * (r.U_moving + (point.P * r.U_moving).sum(-1, keepdim=True))
+    d, (S, e) = point.block.w_o.shape[0], point.Q.shape[-2:]
+    return up(gamma(d + e + 3 * S + 16, r.narrow) * moving, S)
+
+
+def branch_rounding(
+    point: AttentionPoint, r: AttentionRounding, softmax: SoftmaxBounds, z: StructuredZonotope
+) -> Tensor:
+    """(S, d): what the block's output is off by."""
+    P, narrow = point.P, z.G.dtype
+    coefficients = P + softmax.total + softmax.remainder
+    heads = head_rounding(point, r, coefficients, softmax.total, narrow)
+    spread = P * (r.U_moving + (P * r.U_moving).sum(-1, keepdim=True))
+    linear = spread @ point.V.abs() + spread.sum(-1, keepdim=True) * point.O.abs() + P @ r.V_moving
+    return output_rounding(point, heads, linear, point.O, z.c, z.radius, narrow)
 
 
 def fused_attention(block: AttentionBlock, z: StructuredZonotope) -> tuple[StructuredZonotope, Widths]:
@@ -114,24 +168,27 @@ def fused_attention(block: AttentionBlock, z: StructuredZonotope) -> tuple[Struc
     Appends per token d generators for LayerNorm's error and H S for softmax's. Memory O(S d (m + q + d + H S)).
     """
     bounds = attention_bounds(block, z)
-    norm, point, sloped = bounds.norm, bounds.point, bounds.softmax.sloped
+    norm, point, narrow, sloped = bounds.norm, bounds.point, bounds.narrow, bounds.softmax.sloped
+    dtype = z.G.dtype
 
     G = z.G.clone()
     for part in chunks(z.m, _shared_bytes(point), temporary_bytes(z.c.device.type)):
         n_dot = norm.jacobian(z.G[part].transpose(0, 1)).transpose(0, 1)
-        G[part] += shared_images(point, shared_tangents(point, n_dot), sloped)
+        G[part] += shared_images(narrow, shared_tangents(narrow, n_dot), sloped)
 
     L, crossed = _local_images(bounds, z.L, through_norm=True)
     L = L + z.L  # the skip
-    E, crossed_norm = _local_images(bounds, norm.error_generators(), through_norm=False)
-    softmax_generators = recentred_generators(bounds.softmax.remainder, point.VW)  # (S, H S, d)
+    E, crossed_norm = _local_images(bounds, norm.error_generators().to(dtype), through_norm=False)
+    softmax_generators = recentred_generators(bounds.softmax.remainder, point.VW).to(dtype)  # (S, H S, d)
     product = bounds.value_product
+    rounding = branch_rounding(point, bounds.rounding, bounds.softmax, z)
+    rounding = up(rounding + recentring_rounding(bounds.softmax.remainder, point, dtype))
 
     out = StructuredZonotope(
         c=z.c + point.branch(),
         G=G,
         L=torch.cat([L, E, softmax_generators], dim=1),
-        b=crossed + crossed_norm + product,
+        b=up(crossed + crossed_norm + product + rounding),
     )
     require_finite("attention output", out.c, out.G, out.L, out.b)
     widths = Widths.of(
@@ -140,8 +197,19 @@ def fused_attention(block: AttentionBlock, z: StructuredZonotope) -> tuple[Struc
         layernorm=abs_sum(E, 1) + crossed_norm,
         softmax=abs_sum(softmax_generators, 1),
         product=product,
+        rounding=rounding,
     )
     return out, widths
+
+
+def recentring_rounding(remainder: Tensor, point: AttentionPoint, dtype: torch.dtype) -> Tensor:
+    """(S, d): what `recentred_generators` misses: their rounding, and that P, as computed, does not add up to 1.
+
+    The value that is taken off lies among VW_hj over j.
+    """
+    largest = point.VW.abs().amax(1)  # (H, d)
+    weight = gamma(point.Q.shape[-1] + 8, dtype) * 2 * remainder.sum(-1) + 2 * point.doubt  # (H, S)
+    return up(weight.T @ largest, weight.shape[0] + remainder.shape[-1])
 
 
 def recentred_generators(remainder: Tensor, VW: Tensor) -> Tensor:
@@ -216,9 +284,9 @@ def _zero_sums(point: AttentionPoint) -> FirstOrder:
 def _local_images(bounds: AttentionBounds, stack: Tensor, through_norm: bool) -> tuple[Tensor, Tensor]:
     """Images of local tangents (S, n, d) in the branch: at their own token (S, n, d), and summed absolute values at the
     others (S, d)."""
-    point, sloped = bounds.point, bounds.softmax.sloped
+    point, sloped = bounds.narrow, bounds.softmax.sloped
     own = torch.zeros_like(stack)
-    crossed = stack.new_zeros(stack.shape[0], stack.shape[2])
+    crossed = bounds.norm.centre.new_zeros(stack.shape[0], stack.shape[2])
     start = 0
     for part in _parts(point, stack):
         n = part.shape[1]
@@ -230,4 +298,4 @@ def _local_images(bounds: AttentionBounds, stack: Tensor, through_norm: bool) ->
             queries = queries[queries != s]
             crossed[queries] += cross_images(point, s, queries, V_image[s], t.column[s], sloped).abs().sum(1)
         start += n
-    return own, crossed
+    return own, up(crossed, stack.shape[0] * stack.shape[1])

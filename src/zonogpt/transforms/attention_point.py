@@ -4,6 +4,7 @@ The branch is linearised at one point n (S, d): B(n) = concat_h(P_h V_h) W_o. Ev
 product, the softmax and the product with the values; Q, K and V are affine in n. Letters follow the paper; arrays
 are head first: Q, K, V, O (H, S, e), P (H, S, S). A tangent of n lives either on all tokens (a shared generator) or on
 one source token (a local generator); the second kind is cheap, because only the source's own query, key and value move.
+Tangents may be of a shorter type than the point: then they meet the point rounded to theirs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from zonogpt.domains.finite import require_finite
 from zonogpt.model.ir import AttentionBlock
+from zonogpt.transforms.attention_rounding import doubt_of
 from zonogpt.transforms.softmax import softmax_jvp
 
 
@@ -32,10 +34,15 @@ class AttentionPoint:
     w_o: Tensor  # (H, e, d): W_o cut by heads
     VW: Tensor  # (H, S, d): V_h W_o^h, the paper's projected values
     OW: Tensor  # (H, S, d)
+    doubt: Tensor  # (H, S): P is exp(log_P), normalised, up to this part of it
 
     @property
     def n_tokens(self) -> int:
         return self.visible.shape[0]
+
+    @property
+    def hidden(self) -> Tensor:
+        return ~self.visible
 
     def branch(self) -> Tensor:
         """B(n) + b_o, (S, d)."""
@@ -53,7 +60,7 @@ def attention_point(block: AttentionBlock, n: Tensor) -> AttentionPoint:
     P = log_P.exp()
     O = P @ V  # noqa: E741
     w_o = block.w_o.unflatten(0, (block.n_heads, -1))
-    return AttentionPoint(block, visible, Q, K, V, P, log_P, O, w_o, V @ w_o, O @ w_o)
+    return AttentionPoint(block, visible, Q, K, V, P, log_P, O, w_o, V @ w_o, O @ w_o, doubt_of(P))
 
 
 @dataclass(frozen=True)

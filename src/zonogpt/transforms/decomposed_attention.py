@@ -16,8 +16,11 @@ from torch import Tensor
 
 from zonogpt.domains.chunks import chunks, temporary_bytes
 from zonogpt.domains.finite import require_finite
+from zonogpt.domains.rounding import up
 from zonogpt.domains.structured import StructuredZonotope, abs_sum
 from zonogpt.model.ir import AttentionBlock
+from zonogpt.tensors import moved
+from zonogpt.transforms.attention import branch_rounding, tangent_rounding
 from zonogpt.transforms.attention_point import (
     AttentionPoint,
     attention_point,
@@ -25,6 +28,7 @@ from zonogpt.transforms.attention_point import (
     shared_images,
     shared_tangents,
 )
+from zonogpt.transforms.attention_rounding import AttentionRounding, Still, attention_rounding
 from zonogpt.transforms.layernorm import LayerNormBounds, layernorm_bounds
 from zonogpt.transforms.softmax import SoftmaxBounds, softmax_bounds
 from zonogpt.transforms.widths import Widths
@@ -54,31 +58,37 @@ class OperatorRadii:
         return self.softmax.remainder
 
 
-def operator_radii(point: AttentionPoint, norm: LayerNormBounds, z: StructuredZonotope) -> OperatorRadii:
-    block = point.block
+def operator_radii(
+    point: AttentionPoint, narrow: AttentionPoint, norm: LayerNormBounds, z: StructuredZonotope, r: AttentionRounding
+) -> OperatorRadii:
+    block, e = point.block, point.Q.shape[-1]
     sums = {name: torch.zeros_like(point.Q) for name in ("Q", "K", "V")}
     local = {name: torch.zeros_like(point.Q) for name in ("Q", "K", "V")}
     kept_U, kept_P = torch.zeros_like(point.P), torch.zeros_like(point.P)
     for part in chunks(z.m, _bytes(point), temporary_bytes(z.c.device.type)):
-        t = shared_tangents(point, norm.jacobian(z.G[part].transpose(0, 1)).transpose(0, 1))
+        t = shared_tangents(narrow, norm.jacobian(z.G[part].transpose(0, 1)).transpose(0, 1))
         for name in sums:
             sums[name] += getattr(t, name).abs().sum(0)
         kept_U += t.U.abs().sum(0)
         kept_P += t.P.abs().sum(0)
     for part in chunks(z.q, _bytes(point), temporary_bytes(z.c.device.type)):
-        own = local_tangents(point, norm.jacobian(z.L[:, part]))
+        own = local_tangents(narrow, norm.jacobian(z.L[:, part]))
         for name in local:
             local[name] += getattr(own, name).abs().sum(1).transpose(0, 1)
         kept_U += own.row.abs().sum(1).transpose(0, 1)
         kept_P += own.row_P.abs().sum(1).transpose(0, 1)
-    b_Q, b_K, b_V = map(block.split_heads, (norm.R_N @ block.w_qkv.abs()).chunk(3, dim=-1))
+    sums, local = ({name: up(x, z.m + z.q) for name, x in family.items()} for family in (sums, local))
+    kept_U, kept_P = up(kept_U, z.m + z.q), up(kept_P, z.m + z.q) + tangent_rounding(point, r)
+    from_norm = up(norm.R_N @ block.w_qkv.abs(), norm.R_N.shape[-1])
+    b_Q, b_K, b_V = map(block.split_heads, from_norm.chunk(3, dim=-1))
+    b_Q, b_K, b_V = b_Q + r.query, b_K + r.key, b_V + r.value(z.G.dtype)
     T_Q, T_K = sums["Q"] + local["Q"] + b_Q, sums["K"] + local["K"] + b_K
 
     others = 1 - torch.eye(point.n_tokens, dtype=point.P.dtype, device=point.P.device)
     b_U = b_Q @ point.K.abs().transpose(-1, -2) + point.Q.abs() @ b_K.transpose(-1, -2)
     b_U = b_U + (point.Q.abs() @ local["K"].transpose(-1, -2)) * others + T_Q @ T_K.transpose(-1, -2)
-    b_U = (b_U * block.scale).masked_fill(~point.visible, 0.0)
-    softmax = softmax_bounds(point.log_P, f_P=kept_P, R_U=b_U, T_U=kept_U + b_U)
+    b_U = up(b_U * block.scale + r.scores, 4 * e).masked_fill(~point.visible, 0.0)
+    softmax = softmax_bounds(point.log_P, f_P=kept_P, R_U=b_U, T_U=up(kept_U + b_U), doubt=point.doubt)
     require_finite("attention softmax", softmax.remainder, softmax.total)
     return OperatorRadii(
         kept_Q=sums["Q"] + local["Q"],
@@ -99,20 +109,23 @@ def decomposed_attention(block: AttentionBlock, z: StructuredZonotope) -> tuple[
     """Z_A with A(x) in Z_A for x in z, z's symbols kept in place. Appends no generator: all errors are intervals."""
     norm = layernorm_bounds(block.norm, z)
     point = attention_point(block, norm.centre)
-    r = operator_radii(point, norm, z)
+    narrow = moved(point, z.c.device, z.G.dtype)
+    still = Still.none(norm.centre, block.n_heads)
+    off = attention_rounding(point, still, norm.centre, norm.reach, z.G.dtype, lost=norm.rounding)
+    r = operator_radii(point, narrow, norm, z, off)
     softmax = r.softmax
 
     G = z.G.clone()
     for part in chunks(z.m, _bytes(point), temporary_bytes(z.c.device.type)):
         n_dot = norm.jacobian(z.G[part].transpose(0, 1)).transpose(0, 1)
-        G[part] += shared_images(point, shared_tangents(point, n_dot), softmax.sloped)
+        G[part] += shared_images(narrow, shared_tangents(narrow, n_dot), softmax.sloped)
     L = z.L.clone()
-    P_own = point.P.diagonal(dim1=-2, dim2=-1).T  # (S, H): each query's weight on itself
-    sloped = softmax.sloped.T[:, None, :, None].to(z.c.dtype)  # (S, 1, H, 1)
+    P_own = narrow.P.diagonal(dim1=-2, dim2=-1).T  # (S, H): each query's weight on itself
+    sloped = softmax.sloped.T[:, None, :, None].to(z.G.dtype)  # (S, 1, H, 1)
     for part in chunks(z.q, _bytes(point), temporary_bytes(z.c.device.type)):
-        own = local_tangents(point, norm.jacobian(z.L[:, part]))
-        O_dot = torch.einsum("snhj,hje->snhe", own.row_P * sloped, point.V) + P_own[:, None, :, None] * own.V
-        L[:, part] += O_dot.flatten(-2) @ block.w_o
+        own = local_tangents(narrow, norm.jacobian(z.L[:, part]))
+        O_dot = torch.einsum("snhj,hje->snhe", own.row_P * sloped, narrow.V) + P_own[:, None, :, None] * own.V
+        L[:, part] += O_dot.flatten(-2) @ narrow.block.w_o
 
     others = 1 - torch.eye(z.n_tokens, dtype=z.c.dtype, device=z.c.device)
     w_o = block.w_o.abs()
@@ -120,7 +133,9 @@ def decomposed_attention(block: AttentionBlock, z: StructuredZonotope) -> tuple[
     from_norm = block.join_heads(point.P @ r.b_V) @ w_o
     crossed = block.join_heads((point.P * others) @ r.local_V) @ w_o
     product = block.join_heads(softmax.total @ (r.kept_V + r.b_V)) @ w_o
-    out = StructuredZonotope(z.c + point.branch(), G, L, from_softmax + from_norm + crossed + product)
+    rounding = branch_rounding(point, off, softmax, z)
+    errors = up(from_softmax + from_norm + crossed + product, z.n_tokens + z.c.shape[1])
+    out = StructuredZonotope(z.c + point.branch(), G, L, up(errors + rounding))
     require_finite("attention output", out.c, out.G, out.L, out.b)
     widths = Widths.of(
         carried=abs_sum(G, 0) + abs_sum(L, 1),
@@ -128,6 +143,7 @@ def decomposed_attention(block: AttentionBlock, z: StructuredZonotope) -> tuple[
         layernorm=from_norm,
         softmax=from_softmax,
         product=product,
+        rounding=rounding,
     )
     return out, widths
 

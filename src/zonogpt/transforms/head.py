@@ -7,17 +7,19 @@ from torch import Tensor
 
 from zonogpt.domains.chunks import chunks, temporary_bytes
 from zonogpt.domains.finite import require_finite
+from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.structured import StructuredZonotope
 from zonogpt.model.ir import Head
+from zonogpt.spec.claims import Claim
 from zonogpt.transforms.layernorm import layernorm_bounds
 
 
 def claim_lower_bounds(
-    head: Head, z: StructuredZonotope, rows: Tensor, offset: Tensor
+    head: Head, z: StructuredZonotope, rows: Tensor, offset: Tensor, claim: Claim
 ) -> tuple[Tensor, dict[str, float]]:
     """(K,): lower bounds over z of `rows_k . pool(LN(x)) + offset_k`, and their mean loss by origin.
 
-    rows (K, d) and offset (K,) come from Claim.fold. Each symbol meets the whole functional before |.| is taken.
+    rows (K, d) and offset (K,) come from `claim.fold`. Each symbol meets the whole functional before |.| is taken.
     z's interval must be zero.
     """
     pool = head.pool_weights(z.n_tokens)
@@ -30,15 +32,27 @@ def claim_lower_bounds(
     from_norm = (weighted - weighted.mean(-1, keepdim=True)).abs() @ (pool @ norm.R_hat)
     carried = torch.zeros_like(value)
     G, L = z.generator_stacks()
-    limit = temporary_bytes(z.c.device.type)
+    limit, narrow = temporary_bytes(z.c.device.type), z.G.dtype
+    pool_G, rows_G = pool.to(narrow), rows.to(narrow)
     for part in chunks(G.shape[1], _bytes(G, rows), limit):  # a shared symbol adds up over the tokens, then |.|
-        pooled = torch.einsum("s,snd->nd", pool, norm.jacobian(G[:, part]))
-        carried += (pooled @ rows.T).abs().sum(0)
+        pooled = torch.einsum("s,snd->nd", pool_G, norm.jacobian(G[:, part]))
+        carried += (pooled @ rows_G.T).abs().sum(0)
     for part in chunks(L.shape[1], _bytes(L, rows), limit):  # a local symbol is alone at its token
-        carried += torch.einsum("s,snk->k", pool, (norm.jacobian(L[:, part]) @ rows.T).abs())
-    lower = value - carried - from_norm
+        carried += torch.einsum("s,snk->k", pool_G, (norm.jacobian(L[:, part]) @ rows_G.T).abs())
+    carried = up(carried, z.m + z.q * z.n_tokens)
+    # Rows are differences of the head's columns, rounded; what they are formed from is larger.
+    S, d = z.c.shape
+    units = 2 * (d + S) + head.weight.shape[1] + 16
+    rounding = torch.zeros_like(value)
+    for dtype, size in ((z.c.dtype, norm.centre.abs() + norm.reach), (narrow, norm.reach)):
+        outputs = (pool @ size) @ head.weight.abs() + (0 if head.bias is None else head.bias.abs())
+        rounding = rounding + gamma(units, dtype) * claim.magnitude(outputs)
+    rounding = up(rounding + rows.abs() @ (pool @ norm.rounding), d + S)
+    loss = up(carried + up(from_norm, d + S) + rounding)
+    lower = value - loss - gamma(2, value.dtype) * (value.abs() + loss)
     require_finite("head", lower)
-    return lower, {"carried": float(carried.mean()), "layernorm": float(from_norm.mean())}
+    taken = {"carried": carried, "layernorm": from_norm, "rounding": rounding}
+    return lower, {name: float(part.mean()) for name, part in taken.items()}
 
 
 def _bytes(stack: Tensor, rows: Tensor) -> int:

@@ -3,7 +3,7 @@
 Write LN(x) = gamma * xhat + beta with xhat = z / sqrt(tau + |z|^2 / d), z = x - mean(x). For one token with centre c
 and generators H_j, expansion at c gives xhat(c) + Jhat (x - c) + ehat, and since xhat and Jhat (x - c) both have mean
 zero, so has ehat. That is why its generators are `R_hat_k (e_k - 1/d)`, not `R_hat_k e_k`: after a dense map they
-are a little smaller, and for d = 2 they are exact. Derivations: docs/math.md, section "LayerNorm".
+are a little smaller, and for d = 2 they are exact. Derivations: docs/math.md, sections "LayerNorm" and "Rounding".
 """
 
 from __future__ import annotations
@@ -16,88 +16,110 @@ from torch import Tensor
 
 from zonogpt.domains.chunks import chunks, temporary_bytes
 from zonogpt.domains.finite import require_finite
+from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.structured import StructuredZonotope
 from zonogpt.model.ir import LayerNorm
+from zonogpt.transforms.norm_point import NormPoint, norm_point, units
 
 
 @dataclass(frozen=True)
 class LayerNormBounds:
-    """For every x in Z:  LN(x) = centre + J (x - c) + e_N  with  |J (x - c)| <= r_N  and  |e_N| <= R_N.
+    """For every x in Z:  LN(x) = centre + J (x - c) + e_N + s,  |J (x - c)| <= r_N,  |e_N| <= R_N,  |s| <= rounding.
 
     More sharply, e_N = gamma * ehat with mean(ehat) = 0 and |ehat| <= R_hat. J is LayerNorm's Jacobian at c where
-    `sloped`; at the other tokens J = 0 and the centre is the middle of LayerNorm's range.
+    `sloped`; at the other tokens J = 0 and the centre is the middle of LayerNorm's range. `rounding` also bounds what
+    applying J to all generators takes away.
     """
 
-    norm: LayerNorm
+    at: NormPoint
     centre: Tensor  # (S, d)
     sloped: Tensor  # (S,) booleans
-    z0: Tensor  # (S, d)
-    a0: Tensor  # (S,)
     r_N: Tensor  # (S, d)
     R_hat: Tensor  # (S, d)
+    rounding: Tensor  # (S, d)
+
+    @property
+    def norm(self) -> LayerNorm:
+        return self.at.norm
 
     @property
     def R_N(self) -> Tensor:
-        return self.norm.gamma.abs() * self.R_hat
+        return up(self.norm.gamma.abs() * self.R_hat)
+
+    @property
+    def reach(self) -> Tensor:
+        """(S, d): |LN(x) - centre| <= reach."""
+        return up(self.r_N + self.R_N + self.rounding)
 
     def jacobian(self, v: Tensor) -> Tensor:
-        """J v for tangents stacked per token, (S, n, d) -> (S, n, d)."""
-        slope = self.sloped.to(v.dtype) * self.a0.rsqrt()  # (S,)
-        return self.norm.gamma * (slope[:, None, None] * _tangent(v, self.z0, self.a0))
+        """J v for tangents stacked per token, (S, n, d) -> (S, n, d), in their own dtype."""
+        slope = self.norm.gamma * (self.sloped * self.at.rho)[:, None]  # (S, d)
+        return slope[:, None].to(v.dtype) * _tangent(v, self.at)
 
     def error_generators(self) -> Tensor:
-        """(S, d, d): e_N is a combination of these rows with coefficients in [-1, 1]."""
+        """(S, d, d): e_N is a combination of these rows with coefficients in [-1, 1], but for rounding."""
         d = self.R_hat.shape[1]
         centred = torch.diag_embed(self.R_hat) - self.R_hat[:, :, None] / d
         return centred * self.norm.gamma
 
 
-def _tangent(v: Tensor, z0: Tensor, a0: Tensor) -> Tensor:
+def _tangent(v: Tensor, at: NormPoint) -> Tensor:
     """sqrt(a0) Jhat v = vbar - z0 (z0 . vbar) / (d a0), (S, n, d)."""
     vbar = v - v.mean(-1, keepdim=True)
-    return vbar - (vbar @ z0[:, :, None]) * (z0 / (v.shape[-1] * a0[:, None]))[:, None, :]
+    along = (at.z0 / (v.shape[-1] * at.a0[:, None]))[:, None, :].to(v.dtype)
+    return vbar - (vbar @ at.z0[:, :, None].to(v.dtype)) * along
 
 
 def layernorm_bounds(norm: LayerNorm, z: StructuredZonotope) -> LayerNormBounds:
     """The contract of LayerNormBounds over z, whose interval must be zero (convert first)."""
     assert not bool(z.b.any()), "LayerNorm needs b = 0: convert the interval to generators first"
-    d = z.c.shape[1]
-    z0 = z.c - z.c.mean(-1, keepdim=True)
-    norm2 = z0.square().sum(-1)  # (S,)
-    a0 = norm.tau + norm2 / d
-
-    r_cen, r_hat, z0_dot = torch.zeros_like(z0), torch.zeros_like(z0), torch.zeros_like(a0)
+    d, wide, narrow = z.c.shape[1], z.c.dtype, z.G.dtype
+    at = norm_point(norm, z.c)
+    r_cen, r_hat, z0_dot = torch.zeros_like(at.z0), torch.zeros_like(at.z0), torch.zeros_like(at.a0)
     for stack in z.generator_stacks():
-        each = stack.shape[0] * d * z0.element_size()
-        for part in chunks(stack.shape[1], each, temporary_bytes(z0.device.type)):
+        each = stack.shape[0] * d * at.z0.element_size()
+        for part in chunks(stack.shape[1], each, temporary_bytes(at.z0.device.type)):
             vbar = stack[:, part] - stack[:, part].mean(-1, keepdim=True)
             r_cen += vbar.abs().sum(1)
-            z0_dot += (vbar @ z0[:, :, None]).abs().sum((1, 2))
-            r_hat += _tangent(vbar, z0, a0).abs().sum(1)
-    r_hat = r_hat * a0.rsqrt()[:, None]  # |Jhat (x - c)| <= r_hat
-    require_finite("LayerNorm input", z0, a0, r_cen, r_hat)
+            z0_dot += (vbar @ at.z0[:, :, None].to(narrow)).abs().sum((1, 2))
+            r_hat += _tangent(vbar, at).abs().sum(1)
+    count, radius, size = z.m + z.q, z.radius, at.z0.abs()
+    spread = gamma(2 * d + 8, narrow) * (radius + radius.mean(-1, keepdim=True))  # what centring rounds, twice
+    r_cen = up(up(r_cen, count) + at.missing + spread, d)
+    z0_dot = up(up(z0_dot, count) + (size * (at.missing + 2 * spread)).sum(-1), d)
+    image = at.image(radius)
+    # |Jhat (x - c)| <= r_hat
+    r_hat = up(up(r_hat, count) * at.rho[:, None] + gamma(4 * d + 16, narrow) * image)
+    require_finite("LayerNorm input", at.z0, at.a0, r_cen, r_hat)
 
-    taylor, a_min, a_max = taylor_remainder(z0, norm2, a0, norm.tau, r_cen, z0_dot)
-    low, high = layernorm_range(z0 - r_cen, z0 + r_cen, a_min, a_max, norm.tau)
+    taylor, a_min, a_max = taylor_remainder(at.z0, at.norm2, at.a0, norm.tau, r_cen, z0_dot)
+    low, high = layernorm_range(at.z0 - r_cen, at.z0 + r_cen, a_min, a_max, norm.tau)
     # The middle of the range, made mean-free so that the error keeps mean zero; the half-widths are measured from it.
     middle = (low + high) / 2
     middle = middle - middle.mean(-1, keepdim=True)
     half = torch.maximum(high - middle, middle - low).clamp(min=0)  # at radius 0: rounding of either sign
-    x_hat = z0 * a0.rsqrt()[:, None]
+    x_hat = at.z0 * at.rho[:, None]
     cap = torch.maximum(high - x_hat, x_hat - low) + r_hat
+    ends = gamma(4, wide) * (low.abs() + high.abs() + x_hat.abs() + middle.abs())
     # fmin, not minimum: where Taylor overflowed to NaN the cap, a bound on its own, is what remains.
-    sloped_R = torch.fmin(taylor, cap).clamp(min=0)
+    sloped_R, half = up(torch.fmin(taylor, cap + ends).clamp(min=0)), up(half + ends)
     # Any slope is sound, zero too: where zero leaves the smaller error there is nothing to gain from the Jacobian.
     sloped = sloped_R.sum(-1) <= half.sum(-1)
+    slope = sloped[:, None].to(wide)
     centre = torch.where(sloped[:, None], x_hat, middle)
+    R_hat = torch.where(sloped[:, None], sloped_R, half)
+    # What is neither mean-free nor of the linear part: see NormPoint, and the means of z0 and of the middle.
+    unbalanced = slope * (at.missing.mean(-1) * (at.rho + at.k * z0_dot))[:, None]
+    unbalanced = unbalanced + (1 - slope) * gamma(d + 4, wide) * middle.abs().mean(-1, keepdim=True)
+    forming = gamma(8, wide) * centre.abs() + gamma(8, narrow) * (R_hat + R_hat.mean(-1, keepdim=True))
+    rounding = slope * (at.slack(radius) + gamma(4 * d + 24, narrow) * image) + unbalanced + forming
     return LayerNormBounds(
-        norm=norm,
+        at=at,
         centre=norm.gamma * centre + norm.beta,
         sloped=sloped,
-        z0=z0,
-        a0=a0,
-        r_N=norm.gamma.abs() * r_hat * sloped[:, None],
-        R_hat=torch.where(sloped[:, None], sloped_R, half),
+        r_N=up(norm.gamma.abs() * r_hat * slope),
+        R_hat=R_hat,
+        rounding=up(norm.gamma.abs() * rounding + gamma(4, wide) * norm.beta.abs(), 2 * d),
     )
 
 
@@ -110,15 +132,20 @@ def taylor_remainder(
     when the arithmetic overflows.
     """
     d = z0.shape[-1]
+    g = gamma(units(d), a0.dtype)
     length = norm2.sqrt()
-    r_lin = 2 * z0_dot / d
-    r_quad = r_cen.square().sum(-1) / d
-    r_a = r_lin + r_quad
-    r_par = torch.where(length > 0, z0_dot / length, torch.zeros_like(length))
-    a_min = tau + torch.maximum((norm2 / d - r_lin).clamp(min=0), (length - r_par).clamp(min=0).square() / d)
-    a_max = a0 + r_a
+    r_lin = up(2 * z0_dot / d)
+    r_quad = up(r_cen.square().sum(-1) / d, d)
+    r_a = up(r_lin + r_quad)
+    r_par = up(torch.where(length > 0, z0_dot / length, torch.zeros_like(length)), d + 4)
+    least = (norm2 / d * (1 - g) - r_lin).clamp(min=0), (length * (1 - g) - r_par).clamp(min=0).square() / d
+    a_min = (tau + torch.maximum(*least)) * (1 - g)
+    a_max = up(a0 * (1 + g) + r_a)
     e_rho, d_rho = rho_remainders(a0, a_min, r_lin, r_quad)
-    return z0.abs() * e_rho[:, None] + r_cen * d_rho[:, None], a_min, a_max
+    # rho(a0) and rho'(a0) are off themselves.
+    own = g * a0.rsqrt() * (1 + r_lin / a0)
+    e_rho, d_rho = up((e_rho + own) * (1 + g)), up((d_rho + own) * (1 + g))
+    return up(z0.abs() * e_rho[:, None] + r_cen * d_rho[:, None]), a_min, a_max
 
 
 def rho_remainders(a0: Tensor, a_min: Tensor, r_lin: Tensor, r_quad: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,7 +158,7 @@ def rho_remainders(a0: Tensor, a_min: Tensor, r_lin: Tensor, r_quad: Tensor) -> 
     # such as a^(-5/2) underflow to 0 for large activations, and the bound with them.
     A = 0.5 * (r_quad / a0) * a0.rsqrt()
     B = 0.375 * (r_a / a_min).square() * a_min.rsqrt()
-    return torch.maximum(A, B), (0.5 * (r_a / a_min)).clamp(max=1) * a_min.rsqrt()
+    return up(torch.maximum(A, B), 12), up((0.5 * (r_a / a_min)).clamp(max=1) * a_min.rsqrt(), 8)
 
 
 def layernorm_range(z_low: Tensor, z_high: Tensor, a_min: Tensor, a_max: Tensor, tau: float) -> tuple[Tensor, Tensor]:
@@ -140,9 +167,10 @@ def layernorm_range(z_low: Tensor, z_high: Tensor, a_min: Tensor, a_max: Tensor,
     A mean-free z has |z|^2 >= z_i^2 d / (d - 1), so |xhat_i| <= |z_i| / sqrt(tau + z_i^2 / (d - 1)), which grows with
     |z_i| and stays below sqrt(d - 1).
     """
+    z_low, z_high = (z - sign * gamma(4, z.dtype) * z.abs() for z, sign in ((z_low, 1), (z_high, -1)))
     high = _upper(z_high, a_min, a_max, tau)
     low = -_upper(-z_low, a_min, a_max, tau)
-    return low, high
+    return low - gamma(16, low.dtype) * low.abs(), high + gamma(16, high.dtype) * high.abs()
 
 
 def _upper(z_high: Tensor, a_min: Tensor, a_max: Tensor, tau: float) -> Tensor:

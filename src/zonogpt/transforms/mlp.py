@@ -2,16 +2,19 @@
 
 Both keep the old symbols through `x + (LN slope) W_1 diag(slope) W_2`. That chain is multiplied out once per token,
 a (d, d) matrix, and applied to all generators: they meet the hidden units only once, to bound the preactivations, and
-hidden-width generators are never held. Derivations: docs/math.md, section "MLP".
+hidden-width generators are never held. Derivations: docs/math.md, sections "MLP" and "Rounding".
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from zonogpt.domains.chunks import chunks, temporary_bytes
 from zonogpt.domains.finite import require_finite
+from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.structured import StructuredZonotope, abs_sum
 from zonogpt.model.ir import MlpBlock
 from zonogpt.transforms.gelu import affine_gelu, curvature_bound, gelu, gelu_slope
@@ -19,32 +22,74 @@ from zonogpt.transforms.layernorm import LayerNormBounds, layernorm_bounds
 from zonogpt.transforms.widths import Widths
 
 
+@dataclass(frozen=True)
+class _Hidden:
+    """GELU's input: t = centre + (what moves), |t - centre| <= radius; and what its rounding is relative to."""
+
+    norm: LayerNormBounds
+    centre: Tensor  # (S, f)
+    radius: Tensor  # (S, f)
+    off: Tensor  # (S, f): the centre is W_1 norm.centre + b_1 up to this
+    moving: Tensor  # (S, f): |W_1||LN(x) - norm.centre|
+
+
+def _hidden(block: MlpBlock, z: StructuredZonotope) -> _Hidden:
+    d, wide, narrow = block.w_1.shape[0], z.c.dtype, z.G.dtype
+    norm = layernorm_bounds(block.norm, z)
+    centre = norm.centre @ block.w_1 + block.b_1
+    at_centre, moving, lost = (torch.cat([norm.centre.abs(), norm.reach, norm.rounding]) @ block.w_1.abs()).chunk(3)
+    off = up(gamma(d + 2, wide) * (at_centre + block.b_1.abs()), d)
+    moving = up(moving, d)
+    radius = preactivation_radius(block, norm, z) + lost + off
+    radius = up(radius + gamma(2 * d + 8, narrow) * moving + gamma(2, wide) * centre.abs(), d)
+    require_finite("GELU input", centre, radius)
+    return _Hidden(norm, centre, radius, off, moving)
+
+
+def _output_rounding(
+    block: MlpBlock, h: _Hidden, z: StructuredZonotope, value: Tensor, slope: Tensor, doubt: Tensor
+) -> Tensor:
+    """(S, d): what the block's output misses: LayerNorm's rounding, that of the centre, and of all that is linear.
+
+    `value` (S, f) is GELU's output at the centre, off by `doubt`; `slope` its slope.
+    """
+    (d, f), wide, narrow = block.w_1.shape, z.c.dtype, z.G.dtype
+    slope = slope.abs()
+    lost = h.norm.rounding @ block.w_1.abs()
+    doubt = up(doubt + slope * (h.off + lost) + gamma(4, wide) * value.abs(), d)
+    at_centre, doubt, moving = (torch.cat([value.abs(), doubt, slope * h.moving]) @ block.w_2.abs()).chunk(3)
+    rounding = gamma(f + 3, wide) * (z.c.abs() + at_centre + block.b_2.abs()) + doubt
+    return up(rounding + gamma(3 * d + f + 16, narrow) * (z.radius + moving), 2 * f)
+
+
 def sequential_mlp(block: MlpBlock, z: StructuredZonotope) -> tuple[StructuredZonotope, Widths]:
     """Z_M with M(x) in Z_M for x in z, the symbols of z kept in place: LayerNorm, W_1, affine GELU, W_2 in turn.
 
     Appends per token d generators for LayerNorm's error and f for GELU's. Memory O(S d (m + q + d + f)).
     """
-    norm = layernorm_bounds(block.norm, z)
-    centre = norm.centre @ block.w_1 + block.b_1  # (S, f)
-    radius = preactivation_radius(block, norm, z)
-    require_finite("GELU input", centre, radius)
-    slope, mid, half = affine_gelu(centre - radius, centre + radius)
+    h = _hidden(block, z)
+    slope, mid, half = affine_gelu(h.centre - h.radius, h.centre + h.radius)
 
-    G, L = _carried(block, norm, slope, z)
-    E = norm.error_generators()
-    E = torch.stack([e @ _chain(block, a) for e, a in zip(E, slope, strict=True)])
-    gelu_generators = half[:, :, None] * block.w_2  # (S, f, d)
+    narrow = z.G.dtype
+    G, L = _carried(block, h.norm, slope, z)
+    E = h.norm.error_generators()
+    E = torch.stack([e @ _chain(block, a) for e, a in zip(E, slope, strict=True)]).to(narrow)
+    gelu_generators = (half[:, :, None] * block.w_2).to(narrow)  # (S, f, d)
+    value = slope * h.centre + mid
+    forming = gamma(4, narrow) * half + gamma(4, z.c.dtype) * mid.abs()
+    rounding = _output_rounding(block, h, z, value, slope, forming)
     out = StructuredZonotope(
-        c=z.c + (slope * centre + mid) @ block.w_2 + block.b_2,
+        c=z.c + value @ block.w_2 + block.b_2,
         G=G,
         L=torch.cat([L, E, gelu_generators], dim=1),
-        b=torch.zeros_like(z.b),
+        b=rounding,
     )
-    require_finite("MLP output", out.c, out.G, out.L)
+    require_finite("MLP output", out.c, out.G, out.L, out.b)
     widths = Widths.of(
         carried=abs_sum(G, 0) + abs_sum(L, 1),
         layernorm=abs_sum(E, 1),
         gelu=half @ block.w_2.abs(),
+        rounding=rounding,
     )
     return out, widths
 
@@ -54,31 +99,35 @@ def fused_mlp(block: MlpBlock, z: StructuredZonotope) -> tuple[StructuredZonotop
 
     Cheaper than the sequential transform (no hidden unit gets a generator of its own) and looser.
     """
-    norm = layernorm_bounds(block.norm, z)
-    centre = norm.centre @ block.w_1 + block.b_1  # (S, f)
-    change = preactivation_radius(block, norm, z)
-    require_finite("GELU input", centre, change)
-    slope = gelu_slope(centre)
-    bend = 0.5 * curvature_bound(centre - change, centre + change) * change.square()
-    G, L = _carried(block, norm, slope, z)
-    from_norm = torch.stack([(r @ _error_chain(norm, block, a).abs()) for r, a in zip(norm.R_hat, slope, strict=True)])
-    from_gelu = bend @ block.w_2.abs()
-    out = StructuredZonotope(z.c + gelu(centre) @ block.w_2 + block.b_2, G, L, from_norm + from_gelu)
+    h = _hidden(block, z)
+    (d, f), wide = block.w_1.shape, z.c.dtype
+    slope, value = gelu_slope(h.centre), gelu(h.centre)
+    # The slope may be off: that is one more bend, in first order. Its size is at most 2, and so are its parts'.
+    bend = 0.5 * curvature_bound(h.centre - h.radius, h.centre + h.radius) * h.radius.square()
+    bend = up(bend + gamma(48, wide) * (1 + h.centre.abs()) * h.radius)
+    G, L = _carried(block, h.norm, slope, z)
+    chains = (_error_chain(h.norm, block, a).abs() for a in slope)
+    from_norm = torch.stack([r @ chain for r, chain in zip(h.norm.R_hat, chains, strict=True)])
+    from_gelu = up(bend @ block.w_2.abs(), f)
+    rounding = _output_rounding(block, h, z, value, slope, gamma(12, wide) * h.centre.abs())
+    out = StructuredZonotope(z.c + value @ block.w_2 + block.b_2, G, L, up(up(from_norm, d) + from_gelu + rounding))
     require_finite("MLP output", out.c, out.G, out.L, out.b)
-    widths = Widths.of(carried=abs_sum(G, 0) + abs_sum(L, 1), layernorm=from_norm, gelu=from_gelu)
+    widths = Widths.of(carried=abs_sum(G, 0) + abs_sum(L, 1), layernorm=from_norm, gelu=from_gelu, rounding=rounding)
     return out, widths
 
 
 def preactivation_radius(block: MlpBlock, norm: LayerNormBounds, z: StructuredZonotope) -> Tensor:
-    """(S, f): bounds |W_1 (LN(x) - norm.centre)| over z, generator by generator."""
+    """(S, f): bounds |W_1 (LN(x) - norm.centre)| over z, generator by generator; rounding of products apart."""
     # LayerNorm's error is mean-free, so each column of diag(gamma) W_1 may be centred before |.| is taken, or not.
     weighted = block.norm.gamma[:, None] * block.w_1
     radius = torch.minimum(norm.R_hat @ weighted.abs(), norm.R_hat @ (weighted - weighted.mean(0)).abs())
+    narrow = z.G.dtype
+    w_1 = block.w_1.to(narrow)
     for stack in z.generator_stacks():
         each = 2 * radius.numel() * radius.element_size()
         for part in chunks(stack.shape[1], each, temporary_bytes(stack.device.type)):
-            radius = radius + (norm.jacobian(stack[:, part]) @ block.w_1).abs().sum(1)
-    return radius
+            radius = radius + (norm.jacobian(stack[:, part]) @ w_1).abs().sum(1)
+    return up(radius, z.m + z.q + len(w_1))
 
 
 def _chain(block: MlpBlock, slope: Tensor) -> Tensor:
@@ -96,6 +145,7 @@ def _carried(block: MlpBlock, norm: LayerNormBounds, slope: Tensor, z: Structure
     """The old generators behind the block: v + (J_LN v) W_1 diag(slope) W_2, shared and local."""
     G, L = z.G.clone(), z.L.clone()
     chains = torch.stack([_chain(block, a) for a in slope])  # (S, d, d)
+    chains = chains.to(z.G.dtype)
     for stack in (G.transpose(0, 1), L):
         each = 2 * stack.shape[0] * stack.shape[2] * stack.element_size()
         for part in chunks(stack.shape[1], each, temporary_bytes(stack.device.type)):

@@ -33,7 +33,8 @@ def softmax_taylor(log_P: Tensor, T_U: Tensor) -> Tensor:
     overflows; 0 at masked keys, where the product would be 0 * inf.
     """
     M = T_U.amax(-1, keepdim=True)
-    return (2 * torch.exp(log_P + 2 * M) * M.square()).masked_fill(masked(log_P), 0.0)
+    exponent = log_P + 2 * M + gamma(4, log_P.dtype) * (2 * M - log_P)
+    return up(2 * torch.exp(exponent) * M.square()).masked_fill(masked(log_P), 0.0)
 
 
 def softmax_deviation(log_P: Tensor, T_U: Tensor) -> Tensor:
@@ -76,25 +77,32 @@ def _others(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class SoftmaxBounds:
-    """P(x) = P + (J_SM U_dot where `sloped`) + e with |e| <= remainder and sum_j e_j = 0;  |P(x) - P| <= total."""
+    """P(x) = P + (J_SM U_dot where `sloped`) + e with |e| <= remainder and sum_j e_j = 0;  |P(x) - P| <= total.
+
+    The sum is 0 up to rounding: see `softmax_bounds`.
+    """
 
     sloped: Tensor  # (H, S) booleans, per head and query
     remainder: Tensor  # (H, S, S)
     total: Tensor  # (H, S, S)
 
 
-def softmax_bounds(log_P: Tensor, f_P: Tensor, R_U: Tensor, T_U: Tensor) -> SoftmaxBounds:
+def softmax_bounds(log_P: Tensor, f_P: Tensor, R_U: Tensor, T_U: Tensor, doubt: Tensor) -> SoftmaxBounds:
     """Chooses per row between softmax's Jacobian and slope zero.
 
     `f_P` bounds |J_SM U_dot| for the linear score change U_dot that is kept, `R_U` bounds the rest of the score change,
-    `T_U` all of it.
+    `T_U` all of it. exp(log_P), as computed, is the normalised row up to `doubt` (H, S) of it: the contract is about
+    what was computed, its Jacobian too, but `remainder` then adds up to zero only up to `doubt`.
     """
-    deviation = softmax_deviation(log_P, T_U)
-    taylor = softmax_radius(log_P.exp(), R_U) + softmax_taylor(log_P, T_U)
-    sloped_R = torch.fmin(taylor, deviation + f_P)  # fmin: an overflowed Taylor bound yields to the range
+    P, doubt = log_P.exp(), doubt[..., None]
+    keys = P.shape[-1]
+    deviation = up(softmax_deviation(log_P, T_U) + doubt * P)
+    taylor = softmax_radius(P, R_U) * (1 + 4 * doubt) + softmax_taylor(log_P, T_U) * (1 + 2 * doubt)
+    taylor = taylor + doubt * P + 4 * doubt * softmax_radius(P, T_U)
+    sloped_R = up(torch.fmin(taylor, deviation + f_P), keys)  # fmin: an overflowed Taylor bound yields to the range
     sloped = sloped_R.sum(-1) <= deviation.sum(-1)
     return SoftmaxBounds(
         sloped=sloped,
         remainder=torch.where(sloped[..., None], sloped_R, deviation),
-        total=torch.where(sloped[..., None], torch.minimum(f_P + sloped_R, deviation), deviation),
+        total=torch.where(sloped[..., None], torch.minimum(up(f_P + sloped_R), deviation), deviation),
     )

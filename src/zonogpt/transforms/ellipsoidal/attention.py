@@ -28,8 +28,15 @@ from zonogpt.domains.ellipsoidal import (
     weights,
 )
 from zonogpt.domains.finite import require_finite
-from zonogpt.domains.rounding import length, up
+from zonogpt.domains.rounding import gamma, length, up
 from zonogpt.model.ir import AttentionBlock
+from zonogpt.transforms.attention_rounding import (
+    AttentionRounding,
+    Still,
+    attention_rounding,
+    head_rounding,
+    output_rounding,
+)
 from zonogpt.transforms.ellipsoidal.attention_errors import (
     Projections,
     error_images,
@@ -39,7 +46,6 @@ from zonogpt.transforms.ellipsoidal.attention_errors import (
 )
 from zonogpt.transforms.ellipsoidal.attention_point import (
     AttentionPoint,
-    Still,
     Tangents,
     TangentSums,
     attention_point,
@@ -48,7 +54,6 @@ from zonogpt.transforms.ellipsoidal.attention_point import (
     tangent_bytes,
     tangents,
 )
-from zonogpt.transforms.ellipsoidal.attention_rounding import AttentionRounding, attention_rounding, output_rounding
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep, layernorm_step, rounded_off
 from zonogpt.transforms.ellipsoidal.softmax import SoftmaxStep, softmax_step
 
@@ -128,7 +133,7 @@ def attention_step(
     norm = layernorm_step(block.norm, z, limit)
     point = attention_point(block, still.n, norm.centre, n_queries, padding)
     pr = project(point, minkowski(norm.jacobian_gram(z.Q), norm.error_gram))
-    rounding = attention_rounding(point, norm, still)
+    rounding = attention_rounding(point, still, norm.centre, norm.reach, z.G.dtype)
 
     def moved(part: slice) -> Tangents:
         return tangents(point, norm.jacobian(z.G[:, :, part]))
@@ -167,7 +172,7 @@ def attention_step(
     shifted = point.O + (s.shift[..., None, :] @ values).squeeze(-2)  # (B, H, I, e)
     before, deviation = z.c[:, -n_queries:], z.radius[:, -n_queries:]
     off = {
-        dtype: output_rounding(point, rounding, s, linear, shifted, score_values, before, deviation, dtype)
+        dtype: branch_rounding(point, rounding, s, linear, shifted, score_values, before, deviation, dtype)
         for dtype in {z.c.dtype, z.G.dtype}
     }
     Q = error_images(point, norm, z, pr, errors.key, score_values, local, off[z.G.dtype], limit)
@@ -210,6 +215,35 @@ def changes(point: AttentionPoint, sums: TangentSums, pr: Projections, rounding:
         Q_length=up(sums.Q.square().sqrt() + lambda_max(pr.QQ).sqrt() + length(query)),
         K_length=up(K_length),
     )
+
+
+def branch_rounding(
+    point: AttentionPoint,
+    r: AttentionRounding,
+    s: SoftmaxStep,
+    linear: Tensor,
+    shifted: Tensor,
+    score_values: Tensor,
+    c: Tensor,
+    radius: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """(B, I, d): what the block's output is off by; `dtype` is the type that the linear part is computed in.
+
+    `linear` (B, H, I, S) bounds the linear part of the centred score change, `shifted` (B, H, I, e) is the heads'
+    output at the centre, `c` and `radius` (B, I, d) the skip's centre and deviation.
+    """
+    P, slope, S = point.P, s.slope.abs(), point.P.shape[-1]
+    # All that v'_j = V_j - O is multiplied with, P for the centre's own output and for rows without a slope.
+    coefficients = P * (1 + slope * linear) + s.shift.abs() + s.common.abs() + s.error + s.scores + s.total
+    heads = head_rounding(point, r, coefficients, s.total, dtype)
+    # The slopes' mean value is taken off score_values, which is free for scores whose mean is exactly zero.
+    mean = (P * (r.U_moving + linear)).sum(-1, keepdim=True)
+    mean_value = (P * slope) @ point.V.abs() + (P * slope).sum(-1, keepdim=True) * point.O.abs()
+    heads = heads + up((gamma(2 * S + 8, c.dtype) + 2 * point.doubt)[..., None] * mean * mean_value, 2 * S)
+    moved = P * (r.U_moving + (P * r.U_moving).sum(-1, keepdim=True))
+    moved = (moved[..., None, :] @ score_values.abs()).squeeze(-2) + P[..., point.first :] @ r.V_moving
+    return output_rounding(point, heads, moved, shifted, c, radius, dtype)
 
 
 def softmax_cover(s: SoftmaxStep, P: Tensor, values: Tensor) -> Tensor:

@@ -14,25 +14,9 @@ import torch
 from torch import Tensor
 
 from zonogpt.domains.finite import require_finite
-from zonogpt.domains.rounding import gamma
 from zonogpt.domains.symbols import SymbolSums
 from zonogpt.model.ir import AttentionBlock
-
-
-@dataclass(frozen=True)
-class Still:
-    """Tokens before the first that moves: LayerNorm's output there, and how far rounding may move keys and values."""
-
-    n: Tensor  # (B, p, d)
-    K: Tensor  # (B, H, p, e)
-    V: Tensor  # (B, H, p, e)
-
-    @staticmethod
-    def none(like: Tensor, n_heads: int) -> Still:
-        """No such tokens, for a batch of tokens `like` (B, n, d)."""
-        B, _, d = like.shape
-        empty = like.new_zeros(B, n_heads, 0, d // n_heads)
-        return Still(like.new_zeros(B, 0, d), empty, empty)
+from zonogpt.transforms.attention_rounding import doubt_of
 
 
 @dataclass(frozen=True)
@@ -85,8 +69,7 @@ def attention_point(
     log_P = scores.masked_fill(masked, -math.inf).log_softmax(-1)
     require_finite("attention scores", log_P.masked_fill(masked, 0.0))  # -inf is to mean "masked" and nothing else
     P = log_P.exp()
-    doubt = (P.sum(-1) - 1).abs() * (1 + gamma(4, P.dtype)) + gamma(S + 8, P.dtype)
-    return AttentionPoint(block, Q, K, V, log_P, P, P @ V, doubt, still.shape[1])
+    return AttentionPoint(block, Q, K, V, log_P, P, P @ V, doubt_of(P), still.shape[1])
 
 
 @dataclass(frozen=True)

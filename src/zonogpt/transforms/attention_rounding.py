@@ -1,0 +1,174 @@
+"""What attention rounds off, at the centre and in everything that moves. Derivations: docs/math.md, "Rounding".
+
+Rounding is relative to the sizes of what is added up. So the sizes go through the block once, as a token would, with
+absolute values of all weights: of the centre, and of how far LayerNorm's output may be from it. Whatever the scores
+lose joins the products of score changes; whatever the heads lose joins the output's error, coordinate by coordinate.
+
+Axes, whatever comes before them: H heads, i queries (the last I tokens), j keys (S), of which the last n move, e
+features of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from zonogpt.domains.rounding import gamma, up
+from zonogpt.model.ir import AttentionBlock
+
+
+class Point(Protocol):
+    """The branch at the centre."""
+
+    @property
+    def block(self) -> AttentionBlock: ...
+    @property
+    def Q(self) -> Tensor: ...  # (..., H, I, e)
+    @property
+    def K(self) -> Tensor: ...  # (..., H, S, e)
+    @property
+    def V(self) -> Tensor: ...
+    @property
+    def P(self) -> Tensor: ...  # (..., H, I, S)
+    @property
+    def O(self) -> Tensor: ...  # noqa: E743  (..., H, I, e)
+    @property
+    def doubt(self) -> Tensor:
+        """(..., H, I): P is exp(log_P), normalised, up to this part of it."""
+
+    @property
+    def hidden(self) -> Tensor:
+        """(..., I, S): keys that the mask takes away."""
+
+
+def doubt_of(P: Tensor) -> Tensor:
+    """By which part of it P, as exp made it, may differ from the normalised row: exp's error and the sum's."""
+    return (P.sum(-1) - 1).abs() * (1 + gamma(4, P.dtype)) + gamma(P.shape[-1] + 8, P.dtype)
+
+
+@dataclass(frozen=True)
+class Still:
+    """Tokens before the first that moves: LayerNorm's output there, and how far rounding may move keys and values."""
+
+    n: Tensor  # (B, p, d)
+    K: Tensor  # (B, H, p, e)
+    V: Tensor  # (B, H, p, e)
+
+    @staticmethod
+    def none(like: Tensor, n_heads: int) -> Still:
+        """No such tokens, for tokens `like` (..., n, d)."""
+        d = like.shape[-1]
+        empty = like.new_zeros(*like.shape[:-2], n_heads, 0, d // n_heads)
+        return Still(like[..., :0, :], empty, empty)
+
+
+@dataclass(frozen=True)
+class AttentionRounding:
+    Q: Tensor  # (..., H, I, e): queries are off by this much at the centre
+    K: Tensor  # (..., H, S, e)
+    V: Tensor  # (..., H, S, e)
+    Q_moving: Tensor  # (..., H, I, e): bounds how far a query is from the centre's, and each term of that
+    K_moving: Tensor  # (..., H, n, e)
+    V_moving: Tensor  # (..., H, n, e)
+    U_moving: Tensor  # (..., H, I, S): the same of the scores, in first order
+    scores: Tensor  # (..., H, I, S): what the scores and their tangents are off by
+    narrow: torch.dtype  # of the tangents
+
+    def of_tangents(self, moving: Tensor, dtype: torch.dtype) -> Tensor:
+        """What the tangents of a query, key or value lose, all symbols together."""
+        return gamma(self.Q.shape[-3] * self.Q.shape[-1] + 4, dtype) * moving
+
+    @property
+    def query(self) -> Tensor:
+        """(..., H, I, e): what a query's linear part, error included, leaves out."""
+        return self.Q + self.of_tangents(self.Q_moving, self.narrow)
+
+    @property
+    def key(self) -> Tensor:
+        return _at_last(self.K, self.of_tangents(self.K_moving, self.narrow))
+
+    def value(self, dtype: torch.dtype) -> Tensor:
+        return _at_last(self.V, self.of_tangents(self.V_moving, dtype))
+
+
+def _at_last(all_keys: Tensor, moving: Tensor) -> Tensor:
+    """`moving` (..., H, n, e) added to the last keys."""
+    out = all_keys.clone()
+    out[..., all_keys.shape[-2] - moving.shape[-2] :, :] += moving
+    return out
+
+
+def attention_rounding(
+    point: Point, still: Still, centre: Tensor, reach: Tensor, narrow: torch.dtype, lost: Tensor | None = None
+) -> AttentionRounding:
+    """For moving tokens whose LayerNorm is within `reach` of `centre` (..., n, d), tangents in `narrow`.
+
+    `lost` (..., n, d), if given, is a part of LayerNorm's output that no tangent and no error stands for.
+    """
+    block, S, (I, e) = point.block, point.K.shape[-2], point.Q.shape[-2:]  # noqa: E741
+    d, n, wide = block.w_o.shape[0], centre.shape[-2], point.Q.dtype
+    rows = [still.n.abs(), centre.abs(), reach] + ([] if lost is None else [lost])
+    sizes = torch.cat(rows, dim=-2) @ block.w_qkv.abs()
+    off = gamma(d + 2, wide) * (sizes[..., :S, :] + block.b_qkv.abs())
+    if lost is not None:
+        off[..., S - n :, :] += sizes[..., S + n :, :]
+    Q, K, V = map(block.split_heads, up(off, d).chunk(3, dim=-1))
+    moving = up(sizes[..., S : S + n, :], d).chunk(3, dim=-1)
+    Q_moving, K_moving, V_moving = map(block.split_heads, moving)
+    Q, Q_moving = Q[..., S - I :, :], Q_moving[..., n - I :, :]
+    K, V = (torch.cat([x[..., : S - n, :] + y, x[..., S - n :, :]], dim=-2) for x, y in ((K, still.K), (V, still.V)))
+
+    Q_size, K_size = point.Q.abs(), point.K.abs()
+    pairs = Q_size @ K_size.mT
+    at_centre = Q_size @ K.mT + Q @ K_size.mT + gamma(e + 4, wide) * pairs
+    U_moving = Q_moving @ K_size.mT
+    U_moving[..., S - n :] += Q_size @ K_moving.mT
+    U_moving, at_centre, pairs = (
+        (x * block.scale).masked_fill(point.hidden, 0.0) for x in (U_moving, at_centre, pairs)
+    )
+    U_moving = up(U_moving, 2 * e)
+    # Tangents are centred with P as computed; the mean that is left is `doubt` of that of the sizes.
+    mean = (point.P * U_moving).sum(-1, keepdim=True)
+    tangents = gamma(d + e + 2 * S + 16, narrow) * (U_moving + mean) + 2 * point.doubt[..., None] * mean
+    # log_softmax subtracts the row's maximum and a logarithm: what all keys lose alike does not matter.
+    logarithms = gamma(8, wide) * (pairs.amax(-1, keepdim=True) + math.log(S) + 1)
+    scores = up(at_centre + tangents + logarithms, 2 * e + S).masked_fill(point.hidden, 0.0)
+    return AttentionRounding(Q, K, V, Q_moving, K_moving, V_moving, U_moving, scores, narrow)
+
+
+def head_rounding(
+    point: Point, r: AttentionRounding, coefficients: Tensor, total: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """(..., H, I, e): what the heads' outputs are off by.
+
+    `coefficients` (..., H, I, S), with P among them, bound all that values are multiplied with, `total` bounds
+    |p - P|; `dtype` is the type that the linear part is computed in.
+    """
+    (S, e), wide = point.K.shape[-2:], point.P.dtype
+    d, n = point.block.w_o.shape[0], r.V_moving.shape[-2]
+    apart = coefficients @ point.V.abs() + coefficients.sum(-1, keepdim=True) * point.O.abs()
+    heads = (gamma(d + e + S + 16, wide) + 2 * point.doubt)[..., None] * apart
+    heads = heads + (point.P + total) @ r.value(dtype)
+    heads = heads + gamma(d + e + 8, wide) * (total[..., S - n :] @ r.V_moving)
+    return up(heads, 2 * S)
+
+
+def output_rounding(
+    point: Point, heads: Tensor, moved: Tensor, output: Tensor, c: Tensor, radius: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """(..., I, d): what the block's output is off by.
+
+    In head space (..., H, I, e): `heads` is what the heads' outputs are off by, `moved` bounds how far they move
+    linearly, `output` is their value at the centre. `c` and `radius` (..., I, d) are the skip's centre and deviation,
+    `dtype` is the type that the linear part is computed in.
+    """
+    block, (H, S), e = point.block, point.K.shape[-3:-1], point.Q.shape[-1]
+    d = H * e
+    parts = [block.join_heads(x) for x in (output.abs(), heads, moved)]
+    output, heads, moved = (torch.cat(parts, dim=-2) @ block.w_o.abs()).chunk(3, dim=-2)
+    out = gamma(d + H + 4, c.dtype) * (c.abs() + output + block.b_o.abs()) + heads
+    return up(out + gamma(4 * d + e + (3 + H) * S + 24, dtype) * (radius + moved), 2 * (d + S + e))
