@@ -51,7 +51,7 @@ def test_bundled_model():
 @pytest.mark.parametrize("budget", [None, 300_000])
 def test_predicted_generator_counts_are_what_happens(method, budget):
     """The plan's counts against a propagation in which every pixel moves."""
-    from zonogpt.domains.structured import convert, reduce
+    from zonogpt.domains.structured import reduce, settled
     from zonogpt.methods.structured import pool_limit
 
     model = map_tensors(zonogpt.load(zonogpt.zoo.path("digits")), lambda t: t.double())
@@ -62,7 +62,7 @@ def test_predicted_generator_counts_are_what_happens(method, budget):
     z = variant.initial(zonogpt.image_ball(model, torch.full((28, 28), 0.5), 1e-4), limit, torch.float64)
     most = z.q
     for block in model.blocks:
-        z = reduce(variant.step(block, convert(z))[0], limit)
+        z = reduce(variant.step(block, settled(z))[0], limit)
         most = max(most, z.q)
     assert (z.m, most) == (plan.shared, plan.local)
 

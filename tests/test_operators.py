@@ -48,7 +48,7 @@ class Exact:
     def add(self, x, y):
         return x + y
 
-    def dense(self, x, weight, bias):
+    def dense(self, x, weight, bias, *sizes):
         return x @ weight if bias is None else x @ weight + bias
 
     def matmul(self, x, y, known=None):
@@ -129,8 +129,8 @@ class Recorded:
     def add(self, x, y):
         return self._pair(self.ops.add(x[0], y[0]), x[1] + y[1])
 
-    def dense(self, x, weight, bias):
-        return self._pair(self.ops.dense(x[0], weight, bias), self.exact.dense(x[1], weight, bias))
+    def dense(self, x, weight, bias, *sizes):
+        return self._pair(self.ops.dense(x[0], weight, bias, *sizes), self.exact.dense(x[1], weight, bias))
 
     def matmul(self, x, y, known=None):
         truth = x[1] @ y[1]

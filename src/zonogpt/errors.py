@@ -20,5 +20,9 @@ class OptionError(ZonoGptError):
     """An option of a run (method, dtype, device, budget, timeout) is not one we know."""
 
 
+class PrecisionError(ZonoGptError):
+    """This machine computes with fewer bits than its arrays hold: no bound could be trusted."""
+
+
 class UnsoundError(RuntimeError):
     """An input breaks a claim that was certified: a mistake in zonogpt, never in its input."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zonogpt.errors import SpecError
+from zonogpt.errors import PrecisionError, SpecError
 from zonogpt.memory import free_bytes, peak_bytes, reset_peak
 from zonogpt.methods import METHODS
 from zonogpt.methods.method import Bounds, Method, NonFiniteBlockError, NotEnoughMemoryError, OnBlock, Progress
@@ -55,8 +55,9 @@ def verify(
     looked at; with `attack` a gradient search of the set comes first (`seed` is its own). Otherwise "unknown", or
     "timeout" after `timeout` seconds (looked at between blocks).
 
-    The bounds hold for real arithmetic. `dtype` defaults to float64; float32 is faster and needs half the memory. In
-    either, rounding is estimated and taken off the margins (`rounding_allowance`), not bounded: nothing in float64.
+    The bounds hold for the network in real arithmetic, with these weights, and what they round themselves is part of
+    them (docs/math.md, "Rounding"; of deepz, crown and covenn it is estimated). `dtype` is that of generators and
+    tangents: float64 by default, float32 needs less memory and proves less. All else is in float64.
     `budget_bytes`: for the paper's methods the generator pool (default 512 MiB counted in float32), for the others the
     memory of a run (default: what is free; chunks are made smaller to keep it). A run that would need more memory than
     there is ends as "unknown", its reason begins with "memory". With `hint`, an "unknown" of method E comes with a
@@ -195,7 +196,9 @@ class _Run:
             if i not in outcomes:
                 results.append(falsified(result, findings[i]))
                 continue
-            allowance = rounding_allowance(at_home[i].claim, outputs[i], rounded[i], self.dtype)
+            allowance = None
+            if not self.method.rounding_bounded:
+                allowance = rounding_allowance(at_home[i].claim, outputs[i], rounded[i], self.dtype)
             results.append(self.judged(result, allowance, outcomes[i], findings[i]))
         share = (time.perf_counter() - started) / len(specs)
         return [dataclasses.replace(result, seconds=share) for result in results]
@@ -223,21 +226,24 @@ class _Run:
                 net, moved(spec, net.device, torch.float64), self.original, seed=self.seed, deadline=deadline
             )
 
-    def judged(self, result: Result, allowance: Tensor, outcome: Bounds | tuple[Status, str], found: Finding) -> Result:
-        """The result with the outcome's bounds, less the allowance for rounding."""
+    def judged(
+        self, result: Result, allowance: Tensor | None, outcome: Bounds | tuple[Status, str], found: Finding
+    ) -> Result:
+        """The result with the outcome's bounds, less the allowance for rounding, if they do not bound it themselves."""
         if not isinstance(outcome, Bounds):
             status, reason = outcome
             return dataclasses.replace(result, status=status, reason=_joined(reason, found.said))
-        margins = outcome.margins.to("cpu", torch.float64) - allowance
+        margins = outcome.margins.to("cpu", torch.float64)
+        margins = margins if allowance is None else margins - allowance
         status, reason = judge(margins)
         if status == "verified" and found.lowest <= 0:  # an input, replayed or not, against which no bound counts
             status, reason = "unknown", "the bounds would certify it"
-        if not bool(allowance.isfinite().all()):
+        if allowance is not None and not bool(allowance.isfinite().all()):
             reason += "; the unperturbed input overflows float32, through which rounding is estimated"
         if status == "unknown":
             reason = _joined(reason, outcome.lost, found.said)
-        if self.dtype != torch.float64:
-            reason += " (computed in float32, whose rounding is estimated, not bounded)"
+        if allowance is not None:
+            reason += " (rounding is estimated, not bounded)"
         return dataclasses.replace(result, status=status, margins=margins, reason=reason, ledger=outcome.ledger)
 
     def bounds(self, specs: Sequence[Spec], deadline: float) -> list[Bounds | tuple[Status, str]]:
@@ -339,11 +345,24 @@ def check_match(model: Model, spec: Spec) -> None:
 
 @contextlib.contextmanager
 def _full_precision(device: torch.device) -> Iterator[None]:
-    """TF32 and autocast off while bounds are computed: a ten-bit mantissa is no basis for a proof."""
+    """TF32, reduced reductions and autocast off while bounds are computed, and looked at whether they are."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
         with torch.autocast(device.type, enabled=False):
+            require_full_precision(device)
             yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def require_full_precision(device: torch.device) -> None:
+    """Products of 1 + eps with 1, and sums of eps onto 1, must come out exact: with fewer bits they would not."""
+    for dtype in (torch.float32, torch.float64):
+        eps = torch.finfo(dtype).eps
+        ones = torch.ones(64, 64, dtype=dtype, device=device)
+        more = (1 + eps) * torch.eye(64, dtype=dtype, device=device)
+        if not bool((more @ ones == 1 + eps).all() and (ones @ more == 1 + eps).all()):
+            raise PrecisionError(
+                f"{device} multiplies {str(dtype).removeprefix('torch.')} matrices with fewer bits than that"
+            )

@@ -1,4 +1,4 @@
-"""Intervals, entry by entry, and what linear maps and products do to them."""
+"""Intervals, entry by entry, and what linear maps and products do to them, rounded outward."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from zonogpt.domains.rounding import gamma, up
 
 
 @dataclass(frozen=True)
@@ -34,16 +36,46 @@ class Interval:
         """The distance from `centre`, as rounded, to the farther end."""
         return torch.maximum(self.upper - self.centre, self.centre - self.lower)
 
-    def dense(self, weight: Tensor, bias: Tensor | None) -> Interval:
-        """The smallest interval around x @ weight + bias. By ends, not by middle and radius: a sum of positive lower
-        ends must not round to zero."""
-        up, down = weight.clamp(min=0), weight.clamp(max=0)
-        lower = _least_sum(self.lower, self.upper, up, down)
-        upper = -_least_sum(-self.upper, -self.lower, up, down)
-        return Interval(lower, upper) if bias is None else Interval(lower + bias, upper + bias)
+    @property
+    def size(self) -> Tensor:
+        """The largest absolute value."""
+        return torch.maximum(self.lower.abs(), self.upper.abs())
+
+    def widened(self, by: Tensor) -> Interval:
+        """`by` >= 0 on either side; a tiny number more, for what may have underflowed."""
+        by = up(by)
+        return Interval(self.lower - by, self.upper + by)
+
+    def dense(
+        self, weight: Tensor, bias: Tensor | None, weight_size: Tensor | None = None, bias_size: Tensor | None = None
+    ) -> Interval:
+        """The smallest interval around x @ weight + bias, rounded outward. By ends, not by middle and radius: a sum of
+        positive lower ends must not round to zero.
+
+        Weight and bias may have been computed, in no more operations than x is long and eight, relative to the sizes
+        given for them (their own, if none is given).
+        """
+        k = weight.shape[0]
+        positive, negative = weight.clamp(min=0), weight.clamp(max=0)
+        lower = _least_sum(self.lower, self.upper, positive, negative)
+        upper = -_least_sum(-self.upper, -self.lower, positive, negative)
+        size = self.finite_size @ (weight.abs() if weight_size is None else weight_size)
+        below = size
+        if weight_size is None and bool((self.lower >= 0).all() & (weight >= 0).all()):
+            below = lower.clamp(min=0)  # nothing cancels, and the upper end may be far away
+        if bias is not None:
+            bias_size = bias.abs() if bias_size is None else bias_size
+            lower, upper, size, below = lower + bias, upper + bias, size + bias_size, below + bias_size
+        below, above = (up(gamma(2 * k + 8, x.dtype) * x, k) for x in (below, size))
+        return Interval(lower - below, upper + above)
 
     def plus(self, other: Interval) -> Interval:
-        return Interval(self.lower + other.lower, self.upper + other.upper)
+        total = Interval(self.lower + other.lower, self.upper + other.upper)
+        return total.widened(gamma(2, total.lower.dtype) * total.finite_size)
+
+    @property
+    def finite_size(self) -> Tensor:
+        return self.size.masked_fill(self.size.isinf(), 0.0)
 
     def matmul(self, other: Interval) -> Interval:
         """The smallest interval around x @ y for independent entries. Memory: rows times inner length times columns."""
@@ -55,7 +87,11 @@ class Interval:
         low, high = ends[0], ends[0]
         for end in ends[1:]:
             low, high = torch.minimum(low, end), torch.maximum(high, end)
-        return Interval(low.sum(-2), high.sum(-2))
+        size = (
+            torch.maximum(low.abs(), high.abs()).nan_to_num(nan=0.0, posinf=0.0).sum(-2)
+        )  # NaN, inf: say nothing anyway
+        k = self.lower.shape[-1]
+        return Interval(low.sum(-2), high.sum(-2)).widened(up(gamma(k + 2, size.dtype) * size, k))
 
     def meet(self, other: Interval) -> Interval:
         """Where x lies if it lies in both. Ends that rounding has crossed are swapped: x is somewhere between them."""

@@ -52,7 +52,7 @@ def up(x: Tensor, k: int = 6) -> Tensor:
 
     Two more for the multiplication and its factor. What underflowed on the way is not lost either.
     """
-    return x * (1 + gamma(k + 2, x.dtype)) + torch.finfo(x.dtype).tiny
+    return x * (1 + gamma(k + 2, x.dtype)) + torch.finfo(x.dtype).tiny if accounted() else x
 
 
 def length(x: Tensor, dim: int = -1) -> Tensor:

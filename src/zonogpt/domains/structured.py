@@ -20,6 +20,7 @@ from torch import Tensor
 from zonogpt.domains.rounding import up
 
 POOL_BYTES = 1 << 29  # 512 MiB, the paper's pool for float32 generators
+NEGLIGIBLE = 1e-6  # part of a set that is not worth generators
 FLOOR = 64  # generators that are always kept, however small the pool
 
 
@@ -91,10 +92,17 @@ def convert(z: StructuredZonotope) -> StructuredZonotope:
 
     The fused transforms need this: the skip and the branch must see one symbol for each interval coordinate.
     """
-    if not bool(z.b.any()):
-        return z
     boxes = torch.diag_embed(rounded_up(z.b, z.L.dtype))
     return dataclasses.replace(z, L=torch.cat([z.L, boxes], dim=1), b=torch.zeros_like(z.b))
+
+
+def settled(z: StructuredZonotope) -> StructuredZonotope:
+    """The same set, converted unless the interval is next to nothing, as rounding alone leaves it.
+
+    Transforms take an interval as it is, without symbols for it: looser than generators, but d of these for every token
+    would cost more time than a millionth of the set is worth.
+    """
+    return z if float(z.b.sum()) <= NEGLIGIBLE * float(z.symbol_radius.sum()) else convert(z)
 
 
 def cast(z: StructuredZonotope, dtype: torch.dtype) -> StructuredZonotope:

@@ -15,6 +15,8 @@ from torch import Tensor
 from zonogpt.domains.ellipsoidal import dual_norm
 from zonogpt.domains.finite import NonFiniteBoundError, require_finite
 from zonogpt.domains.interval import Interval
+from zonogpt.domains.rounding import gamma, up
+from zonogpt.domains.structured import rounded_up
 from zonogpt.methods.method import Bounds, NonFiniteBlockError, NotEnoughMemoryError, OnBlock, Progress
 from zonogpt.methods.operators.graph import CrownOperators, Node
 from zonogpt.methods.operators.intervals import IntervalOperators
@@ -24,6 +26,7 @@ from zonogpt.methods.operators.zonotopes import ZonotopeOperators
 from zonogpt.methods.plan import Plan, Sizes, whole_sizes
 from zonogpt.model.ir import Head, Model
 from zonogpt.result import Ledger
+from zonogpt.spec.claims import LinearClaim
 from zonogpt.spec.inputs import centre_and_noise
 from zonogpt.spec.spec import Spec
 
@@ -37,11 +40,13 @@ class Start:
     c: Tensor  # (S, d)
     local: Tensor  # (S, q, d)
     p: float
+    rounding: Tensor | None = None  # (S, d): by how much c and the noise are off
 
     @property
     def box(self) -> Interval:
-        radius = dual_norm(self.local, self.p, 1)
-        return Interval(self.c - radius, self.c + radius)
+        radius = up(dual_norm(self.local, self.p, 1), 2 * self.local.shape[1])
+        radius = radius if self.rounding is None else radius + self.rounding
+        return Interval(self.c - radius, self.c + radius).widened(gamma(2, self.c.dtype) * (self.c.abs() + radius))
 
     def lowest(self, A: Tensor) -> Tensor:
         """(R,): the smallest value of functionals (R, S, d) over the set."""
@@ -57,6 +62,7 @@ class Run:
     start: Start
     rows: Tensor  # (K, d)
     offset: Tensor  # (K,)
+    row_sizes: Tensor  # (K, d): of what the rows are sums of
     on_block: OnBlock | None
     functional_bytes: int
 
@@ -74,8 +80,8 @@ class Run:
         """(K,): lower bounds of the claim's rows of the last block's output x."""
         head: Head = self.model.head
         pool = pooled(ops, head, x, self.n_tokens)
-        parts = zip(self.rows.split(ROWS), self.offset.split(ROWS), strict=True)
-        return torch.cat([ops.bounds(claim(ops, head, pool, rows, offset)).lower[0] for rows, offset in parts])
+        parts = zip(*(x.split(ROWS) for x in (self.rows, self.offset, self.row_sizes)), strict=True)
+        return torch.cat([ops.bounds(claim(ops, head, pool, *part)).lower[0] for part in parts])
 
 
 def run_ibp(run: Run) -> Tensor:
@@ -147,6 +153,7 @@ class Baseline:
     summary: str
     run: Callable[[Run], Tensor]
     planned: Callable[[Sizes, int, int | None], Plan]
+    rounding_bounded: bool = False
 
     def sizes(self, model: Model, spec: Spec) -> Sizes:
         return whole_sizes(model, spec)
@@ -176,19 +183,32 @@ class Baseline:
         if budget_bytes is not None and need > budget_bytes:
             given = f"the budget is {budget_bytes / 2**20:,.0f} MiB"
             raise NotEnoughMemoryError(f"method {self.name} would need about {need / 2**20:,.0f} MiB here, {given}")
-        centre, scale, p = centre_and_noise(spec.input)
-        start = Start(spec.input.embed(centre).to(model.dtype), spec.input.local_generators(scale).to(model.dtype), p)
+        start = _start(spec, model.dtype)
         bias = None if model.head.bias is None else model.head.bias.double()
         rows, offset = (part.to(model.dtype) for part in spec.claim.fold(model.head.weight.double(), bias))
-        margins = self.run(Run(model, start, rows, offset, on_block, functional_bytes(budget_bytes)))
+        # Of a margin a row is one difference, off by a unit of itself; a linear claim's is a sum over the outputs.
+        sizes = rows.abs()
+        if isinstance(spec.claim, LinearClaim):
+            summed = spec.claim.magnitude(model.head.weight.double()).T
+            sizes = (summed * max(1, model.n_outputs / model.width)).to(model.dtype)
+        margins = self.run(Run(model, start, rows, offset, sizes, on_block, functional_bytes(budget_bytes)))
         _require_finite(len(model.blocks) + 1, "head", margins)
         return Bounds(margins, Ledger())
+
+
+def _start(spec: Spec, dtype: torch.dtype) -> Start:
+    centre, scale, p = centre_and_noise(spec.input)
+    wide, local = spec.input.embed(centre), spec.input.local_generators(scale)
+    c, narrow = wide.to(dtype), local.to(dtype)
+    cast = dual_norm(local - narrow.to(local), p, 1) + gamma(2, local.dtype) * dual_norm(local, p, 1)
+    lost = up(spec.input.embedding_rounding(centre) + (wide - c.to(wide)).abs() + cast, 2 * local.shape[1])
+    return Start(c, narrow, p, rounded_up(lost, dtype))
 
 
 BASELINES = {
     method.name: method
     for method in (
-        Baseline("ibp", "intervals", run_ibp, lambda sizes, item, budget: plan_intervals(sizes, item)),
+        Baseline("ibp", "intervals", run_ibp, lambda sizes, item, budget: plan_intervals(sizes, item), True),
         Baseline("deepz", "dense zonotopes", run_deepz, lambda sizes, item, budget: plan_zonotopes(sizes, item)),
         Baseline(
             "crown",

@@ -84,6 +84,7 @@ class Tape:
 class EllipsoidalMethod:
     name: str = "E"
     summary: str = "error ellipsoids, adjoint claim pass"
+    rounding_bounded: bool = True
 
     def sizes(self, model: Model, spec: Spec) -> Sizes:
         return sizes(model, spec)

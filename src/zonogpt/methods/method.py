@@ -42,6 +42,10 @@ class Method(Protocol):
     def summary(self) -> str:
         """One line for `zonogpt inspect` and the docs."""
 
+    @property
+    def rounding_bounded(self) -> bool:
+        """Whether the bounds hold whatever computing them rounds off; if not, that is estimated."""
+
     def sizes(self, model: Model, spec: Spec) -> Sizes:
         """What the cost of this spec depends on."""
 

@@ -58,18 +58,23 @@ def plan_structured(
     m = min(sizes.n_inputs, limit) if promoted else 0
     q = 0 if promoted else min(sizes.inputs_per_token, limit)
     most_local, peak = q, 0
+    # An interval, which becomes d local generators: inputs beyond the pool, or what rounding leaves in float32.
+    boxed = (sizes.n_inputs if promoted else sizes.inputs_per_token) > limit or item < 8
     for block in range(sizes.n_blocks):
-        q_in = q + d  # the interval, at the start and between blocks, of rounding if nothing else
+        q_in = q + (d if boxed else 0)
         if block % 2 == 0:
             fresh = d + softmax if fused_attention else 0
+            boxed = True
         else:
             fresh = 0 if fused_mlp else d + sizes.hidden
+            boxed = fused_mlp or item < 8
         q_out = q_in + fresh
         # Shared before and after; local before, their images, the fresh ones, and all of these joined.
         alive = 2 * m + 2 * q_in + fresh + q_out
         peak = max(peak, alive)
         q = min(q_out, limit - m)
         if q < q_out:
+            boxed = True
             peak = max(peak, m + q_out + q + (q_out - q), m + 2 * q + d)  # while reducing, while converting
         most_local = max(most_local, q)
     bytes_each = sizes.n_tokens * d * item
@@ -121,10 +126,13 @@ def kept_bytes(sizes: Sizes, item: int) -> int:
 def _ellipsoidal_bytes(sizes: Sizes, item: int, batch: int) -> tuple[int, int, int]:
     """Temporaries of an attention block and of an MLP block that are not chunked, and the tape."""
     n, S, d, m, H, f = sizes.n_tokens, sizes.length, sizes.width, sizes.n_inputs, sizes.n_heads, sizes.hidden
-    state = n * d * (m + d + 7)  # a set, and what LayerNorm remembers of it
-    per_layer = 2 * n * d * (d // H) + 10 * H * n * S + 2 * n * d + 2 * S * d + 2 * n * f
+    # The tangents are of the dtype, all else of float64.
+    state = 8 * n * d * (d + 10) + item * n * d * m  # a set, and what LayerNorm remembers of it
+    per_layer = 8 * (2 * n * d * (d // H) + 10 * H * n * S + 6 * n * d + 2 * S * d + 2 * n * f)
     tape = (sizes.n_blocks + 1) * state + sizes.n_blocks // 2 * per_layer
-    still = (S - n) * (6 * d + 2 * f) + 3 * H * (S - n) ** 2  # the exact tokens through a block
-    attention = n * d * (8 * d + m) + 6 * H * n * S * S + 6 * n * S * d + still
-    mlp = n * d * (2 * f + 6 * d + m) + still
-    return item * batch * attention, item * batch * mlp, item * batch * tape
+    tape += 8 * n * d * m if item < 8 else 0  # the input's generators, before they are rounded
+    still = 16 * (S - n) * d * d  # the sets of the tokens before the first that moves, which go through blocks first
+    tokens = max(n, S - n)
+    attention = 8 * (8 * tokens * d * d + 6 * H * tokens * S * S + 8 * tokens * S * d) + item * n * d * m + still
+    mlp = 8 * tokens * d * (3 * f + 6 * d) + item * n * d * m + still
+    return batch * attention, batch * mlp, batch * tape

@@ -16,11 +16,11 @@ from zonogpt.domains.structured import (
     POOL_BYTES,
     StructuredZonotope,
     cast,
-    convert,
     from_local,
     from_promoted,
     generator_limit,
     reduce,
+    settled,
 )
 from zonogpt.methods.method import Bounds, NonFiniteBlockError, OnBlock, Progress
 from zonogpt.methods.plan import Plan, Sizes, plan_structured, whole_sizes
@@ -46,6 +46,7 @@ class StructuredMethod:
     mlp: Transform
     start: Callable[[Tensor, Tensor, int], StructuredZonotope]
     summary: str
+    rounding_bounded: bool = True
 
     def sizes(self, model: Model, spec: Spec) -> Sizes:
         return whole_sizes(model, spec)
@@ -76,7 +77,7 @@ class StructuredMethod:
     ) -> Bounds:
         """Lower bounds of the claim's rows over the input set: centre in the model's dtype, generators in `dtype`."""
         limit = pool_limit(spec.input.n_tokens, model.width, dtype, budget_bytes)
-        z = convert(self.initial(spec, limit, dtype))
+        z = settled(self.initial(spec, limit, dtype))
         entries: list[LedgerEntry] = []
         blocks = len(model.blocks)
         for t, block in enumerate(model.blocks, start=1):
@@ -89,7 +90,7 @@ class StructuredMethod:
             boxed = z.b.mean()
             z = reduce(z, limit)
             widths["reduction"] = float(z.b.mean() - boxed)
-            z = convert(z)
+            z = settled(z)
             entries += [LedgerEntry(t, block.kind, step, width) for step, width in widths.items()]
         bias = None if model.head.bias is None else model.head.bias.double()
         rows, offset = (part.to(model.dtype) for part in spec.claim.fold(model.head.weight.double(), bias))
@@ -109,7 +110,7 @@ class StructuredMethod:
         return cast(dataclasses.replace(z, b=up(z.b + lost)), dtype)
 
     def step(self, block: AttentionBlock | MlpBlock, z: StructuredZonotope) -> tuple[StructuredZonotope, Widths]:
-        """One residual block, before the reduction; z must be converted (b = 0)."""
+        """One residual block, before the reduction."""
         transform = self.attention if isinstance(block, AttentionBlock) else self.mlp
         return transform(block, z)
 

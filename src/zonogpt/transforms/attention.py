@@ -117,7 +117,7 @@ class AttentionBounds:
 
 
 def attention_bounds(block: AttentionBlock, z: StructuredZonotope) -> AttentionBounds:
-    """All intermediate bounds of the block over z, whose interval must be zero."""
+    """All intermediate bounds of the block over z."""
     norm = layernorm_bounds(block.norm, z)
     point = attention_point(block, norm.centre)
     narrow = moved(point, z.c.device, z.G.dtype)
@@ -153,13 +153,13 @@ def tangent_rounding(point: AttentionPoint, r: AttentionRounding) -> Tensor:
 def branch_rounding(
     point: AttentionPoint, r: AttentionRounding, softmax: SoftmaxBounds, z: StructuredZonotope
 ) -> Tensor:
-    """(S, d): what the block's output is off by."""
+    """(S, d): what the block's output is off by; and the skip's interval."""
     P, narrow = point.P, z.G.dtype
     coefficients = P + softmax.total + softmax.remainder
     heads = head_rounding(point, r, coefficients, softmax.total, narrow)
     spread = P * (r.U_moving + (P * r.U_moving).sum(-1, keepdim=True))
     linear = spread @ point.V.abs() + spread.sum(-1, keepdim=True) * point.O.abs() + P @ r.V_moving
-    return output_rounding(point, heads, linear, point.O, z.c, z.radius, narrow)
+    return output_rounding(point, heads, linear, point.O, z.c, z.radius, narrow) + z.b
 
 
 def fused_attention(block: AttentionBlock, z: StructuredZonotope) -> tuple[StructuredZonotope, Widths]:

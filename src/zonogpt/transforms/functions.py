@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from zonogpt.domains.interval import Interval
+from zonogpt.domains.rounding import LIBRARY, gamma, up
 from zonogpt.transforms.gelu import affine_gelu, curvature_range, gelu, gelu_slope
 
 ROUNDING = 16  # units of the largest number involved, outward: of f, of slope * t and of their difference
@@ -81,7 +82,10 @@ class Curve:
     def range(self, box: Interval) -> Interval:
         box = self._inside(box)
         ends = torch.stack([self.value(box.lower), self.value(box.upper)])
-        return Interval(ends.amin(0), ends.amax(0))
+        values = Interval(ends.amin(0), ends.amax(0))
+        # Relative to each end; all these functions are positive.
+        least, most = (up(gamma(LIBRARY + 2, ends.dtype) * end) for end in (values.lower, values.upper))
+        return Interval((values.lower - least).clamp(min=0), values.upper + most)
 
     def strip(self, box: Interval) -> Strip:
         """The chord's slope. Of all parallel pairs of lines it needs the smallest distance."""
@@ -184,7 +188,9 @@ class Square:
     def range(self, box: Interval) -> Interval:
         low2, high2 = box.lower.square(), box.upper.square()
         inside = (box.lower <= 0) & (box.upper >= 0)
-        return Interval(torch.minimum(low2, high2).masked_fill(inside, 0.0), torch.maximum(low2, high2))
+        values = Interval(torch.minimum(low2, high2).masked_fill(inside, 0.0), torch.maximum(low2, high2))
+        least, most = (gamma(2, low2.dtype) * end for end in (values.lower, values.upper))
+        return Interval((values.lower - up(least)).clamp(min=0), values.upper + up(most))
 
     def strip(self, box: Interval) -> Strip:
         """t^2 - (low + high) t is extreme at the ends, - low high, and in the middle, a quarter of width^2 below."""
@@ -212,7 +218,9 @@ class Gelu:
         low, high = ends.amin(0), ends.amax(0)
         # g falls to the left of TURN and rises to the right of it.
         turns = (box.lower < TURN) & (box.upper > TURN)
-        return Interval(torch.where(turns, low.clamp(max=LOWEST), low), high)
+        # Values are off by 6 units of t (docs/math.md).
+        rounding = gamma(8, low.dtype) * box.finite_size
+        return Interval(torch.where(turns, low.clamp(max=LOWEST), low), high).widened(rounding)
 
     def strip(self, box: Interval) -> Strip:
         return Strip(*affine_gelu(box.lower, box.upper))

@@ -20,7 +20,6 @@ def claim_lower_bounds(
     """(K,): lower bounds over z of `rows_k . pool(LN(x)) + offset_k`, and their mean loss by origin.
 
     rows (K, d) and offset (K,) come from `claim.fold`. Each symbol meets the whole functional before |.| is taken.
-    z's interval must be zero.
     """
     pool = head.pool_weights(z.n_tokens)
     read = pool.nonzero().squeeze(1)  # tokens the head looks at

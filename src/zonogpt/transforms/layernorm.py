@@ -71,8 +71,8 @@ def _tangent(v: Tensor, at: NormPoint) -> Tensor:
 
 
 def layernorm_bounds(norm: LayerNorm, z: StructuredZonotope) -> LayerNormBounds:
-    """The contract of LayerNormBounds over z, whose interval must be zero (convert first)."""
-    assert not bool(z.b.any()), "LayerNorm needs b = 0: convert the interval to generators first"
+    """The contract of LayerNormBounds over z; J is applied to its generators only, what it makes of z's interval is
+    part of `rounding`."""
     d, wide, narrow = z.c.shape[1], z.c.dtype, z.G.dtype
     at = norm_point(norm, z.c)
     r_cen, r_hat, z0_dot = torch.zeros_like(at.z0), torch.zeros_like(at.z0), torch.zeros_like(at.a0)
@@ -85,11 +85,12 @@ def layernorm_bounds(norm: LayerNorm, z: StructuredZonotope) -> LayerNormBounds:
             r_hat += _tangent(vbar, at).abs().sum(1)
     count, radius, size = z.m + z.q, z.radius, at.z0.abs()
     spread = gamma(2 * d + 8, narrow) * (radius + radius.mean(-1, keepdim=True))  # what centring rounds, twice
-    r_cen = up(up(r_cen, count) + at.missing + spread, d)
-    z0_dot = up(up(z0_dot, count) + (size * (at.missing + 2 * spread)).sum(-1), d)
-    image = at.image(radius)
+    boxed = z.b + z.b.mean(-1, keepdim=True)
+    r_cen = up(up(r_cen, count) + at.missing + spread + boxed, d)
+    z0_dot = up(up(z0_dot, count) + (size * (at.missing + 2 * spread + boxed)).sum(-1), d)
+    image, of_interval = at.image(radius), at.image(z.b)
     # |Jhat (x - c)| <= r_hat
-    r_hat = up(up(r_hat, count) * at.rho[:, None] + gamma(4 * d + 16, narrow) * image)
+    r_hat = up(up(r_hat, count) * at.rho[:, None] + gamma(4 * d + 16, narrow) * image + of_interval)
     require_finite("LayerNorm input", at.z0, at.a0, r_cen, r_hat)
 
     taylor, a_min, a_max = taylor_remainder(at.z0, at.norm2, at.a0, norm.tau, r_cen, z0_dot)
@@ -112,7 +113,8 @@ def layernorm_bounds(norm: LayerNorm, z: StructuredZonotope) -> LayerNormBounds:
     unbalanced = slope * (at.missing.mean(-1) * (at.rho + at.k * z0_dot))[:, None]
     unbalanced = unbalanced + (1 - slope) * gamma(d + 4, wide) * middle.abs().mean(-1, keepdim=True)
     forming = gamma(8, wide) * centre.abs() + gamma(8, narrow) * (R_hat + R_hat.mean(-1, keepdim=True))
-    rounding = slope * (at.slack(radius) + gamma(4 * d + 24, narrow) * image) + unbalanced + forming
+    lost = at.slack(radius) + gamma(4 * d + 24, narrow) * image + of_interval
+    rounding = slope * lost + unbalanced + forming
     return LayerNormBounds(
         at=at,
         centre=norm.gamma * centre + norm.beta,

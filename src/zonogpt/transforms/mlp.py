@@ -49,7 +49,8 @@ def _hidden(block: MlpBlock, z: StructuredZonotope) -> _Hidden:
 def _output_rounding(
     block: MlpBlock, h: _Hidden, z: StructuredZonotope, value: Tensor, slope: Tensor, doubt: Tensor
 ) -> Tensor:
-    """(S, d): what the block's output misses: LayerNorm's rounding, that of the centre, and of all that is linear.
+    """(S, d): what the block's output misses: LayerNorm's rounding, that of the centre, and of all that is linear; and
+    the skip's interval.
 
     `value` (S, f) is GELU's output at the centre, off by `doubt`; `slope` its slope.
     """
@@ -59,7 +60,7 @@ def _output_rounding(
     doubt = up(doubt + slope * (h.off + lost) + gamma(4, wide) * value.abs(), d)
     at_centre, doubt, moving = (torch.cat([value.abs(), doubt, slope * h.moving]) @ block.w_2.abs()).chunk(3)
     rounding = gamma(f + 3, wide) * (z.c.abs() + at_centre + block.b_2.abs()) + doubt
-    return up(rounding + gamma(3 * d + f + 16, narrow) * (z.radius + moving), 2 * f)
+    return up(rounding + gamma(3 * d + f + 16, narrow) * (z.radius + moving), 2 * f) + z.b
 
 
 def sequential_mlp(block: MlpBlock, z: StructuredZonotope) -> tuple[StructuredZonotope, Widths]:
@@ -82,7 +83,7 @@ def sequential_mlp(block: MlpBlock, z: StructuredZonotope) -> tuple[StructuredZo
         c=z.c + value @ block.w_2 + block.b_2,
         G=G,
         L=torch.cat([L, E, gelu_generators], dim=1),
-        b=rounding,
+        b=up(rounding),
     )
     require_finite("MLP output", out.c, out.G, out.L, out.b)
     widths = Widths.of(

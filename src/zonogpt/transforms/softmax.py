@@ -58,6 +58,10 @@ def softmax_range(U: Interval, visible: Tensor) -> Interval:
     """The smallest interval around every entry of softmax(u), u in U: own score high and others low, or reversed."""
     low, high = (end.masked_fill(~visible, -math.inf) for end in (U.lower, U.upper))
     least, most = torch.sigmoid(low - _others(high)), torch.sigmoid(high - _others(low))
+    keys = low.shape[-1]
+    largest = U.finite_size.masked_fill(~visible, 0.0).amax(-1, keepdim=True)
+    units = torch.expm1(gamma(6 * keys + 16, low.dtype) * (1 + math.log(keys) + largest))
+    least, most = (least * (1 - units)).clamp(min=0), up(most * (1 + units)).clamp(max=1)
     least, most = least.nan_to_num(nan=0.0), most.nan_to_num(nan=1.0)  # of scores without ends
     return Interval(least.masked_fill(~visible, 0.0), most.masked_fill(~visible, 0.0))
 

@@ -88,7 +88,7 @@ class CrownOperators:
     def add(self, x: Node, y: Node) -> Node:
         return self._node(x.like, [x, y], lambda A: ([A, A], A.new_zeros(len(A))), x.known.plus(y.known))
 
-    def dense(self, x: Node, weight: Tensor, bias: Tensor | None) -> Node:
+    def dense(self, x: Node, weight: Tensor, bias: Tensor | None, *sizes: Tensor | None) -> Node:
         def pull(A: Tensor) -> tuple[list[Tensor], Tensor]:
             constant = A.new_zeros(len(A)) if bias is None else (A * bias).flatten(1).sum(1)
             return [A @ weight.mT], constant

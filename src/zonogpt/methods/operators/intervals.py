@@ -19,8 +19,8 @@ class IntervalOperators:
     def add(self, x: Interval, y: Interval) -> Interval:
         return x.plus(y)
 
-    def dense(self, x: Interval, weight: Tensor, bias: Tensor | None) -> Interval:
-        return x.dense(weight, bias)
+    def dense(self, x: Interval, weight: Tensor, bias: Tensor | None, *sizes: Tensor | None) -> Interval:
+        return x.dense(weight, bias, *sizes)
 
     def matmul(self, x: Interval, y: Interval, known: Interval | None = None) -> Interval:
         return x.matmul(y) if known is None else x.matmul(y).meet(known)

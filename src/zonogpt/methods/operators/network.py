@@ -46,8 +46,8 @@ class Operators(Protocol[V]):
 
     def add(self, x: V, y: V) -> V: ...
 
-    def dense(self, x: V, weight: Tensor, bias: Tensor | None) -> V:
-        """x @ weight + bias."""
+    def dense(self, x: V, weight: Tensor, bias: Tensor | None, *sizes: Tensor | None) -> V:
+        """x @ weight + bias; `sizes` as in Interval.dense, for those who bound rounding."""
 
     def matmul(self, x: V, y: V, known: Interval | None = None) -> V:
         """x @ y, of matrices in the last two dimensions; `known`, if given, holds the product, for other reasons."""
@@ -93,9 +93,10 @@ def pooled(ops: Operators[V], head: Head, x: V, n_tokens: int) -> V:
     return ops.arrange(ops.dense(n, head.pool_weights(n_tokens)[:, None], None), TRANSPOSE)
 
 
-def claim(ops: Operators[V], head: Head, pool: V, rows: Tensor, offset: Tensor) -> V:
-    """Rows (K, d) and offset (K,), from Claim.fold, of what was pooled: (1, d) -> (1, K)."""
-    return scaled_dense(ops, pool, head.norm, rows.T, offset)  # the pool's weights add up to 1: beta goes through
+def claim(ops: Operators[V], head: Head, pool: V, rows: Tensor, offset: Tensor, size: Tensor) -> V:
+    """Rows (K, d) and offset (K,), from Claim.fold, of what was pooled: (1, d) -> (1, K); `size` is that of the rows."""
+    # The pool's weights add up to 1: beta goes through.
+    return scaled_dense(ops, pool, head.norm, rows.T, offset, size.T)
 
 
 def normalised(ops: Operators[V], norm: LayerNorm, x: V) -> V:
@@ -108,9 +109,13 @@ def normalised(ops: Operators[V], norm: LayerNorm, x: V) -> V:
     return times(ops, z, rho)
 
 
-def scaled_dense(ops: Operators[V], n: V, norm: LayerNorm, weight: Tensor, bias: Tensor) -> V:
-    """(gamma n + beta) @ weight + bias."""
-    return ops.dense(n, norm.gamma[:, None] * weight, norm.beta @ weight + bias)
+def scaled_dense(
+    ops: Operators[V], n: V, norm: LayerNorm, weight: Tensor, bias: Tensor, size: Tensor | None = None
+) -> V:
+    """(gamma n + beta) @ weight + bias; `size`, if given, is what the weight is a sum of."""
+    bias_size = norm.beta.abs() @ (weight.abs() if size is None else size) + bias.abs()
+    weight_size = None if size is None else norm.gamma.abs()[:, None] * size
+    return ops.dense(n, norm.gamma[:, None] * weight, norm.beta @ weight + bias, weight_size, bias_size)
 
 
 def softmax(ops: Operators[V], u: V, block: AttentionBlock) -> V:

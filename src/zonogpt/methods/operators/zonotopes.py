@@ -51,7 +51,7 @@ class ZonotopeOperators:
     def add(self, x: DenseZonotope, y: DenseZonotope) -> DenseZonotope:
         return self.zonotope(x.c + y.c, _plus(x.G, y.G), x.box.plus(y.box))
 
-    def dense(self, x: DenseZonotope, weight: Tensor, bias: Tensor | None) -> DenseZonotope:
+    def dense(self, x: DenseZonotope, weight: Tensor, bias: Tensor | None, *sizes: Tensor | None) -> DenseZonotope:
         c = x.c @ weight
         return self.zonotope(c if bias is None else c + bias, x.G @ weight, x.box.dense(weight, bias))
 
