@@ -46,7 +46,7 @@ def exact_still(block, before):
     """Tokens (1, p, d) before the moving ones, as if nothing had been rounded."""
     n = block.norm(before)
     nothing = torch.zeros_like(block.split_heads(n))
-    return Still(n, nothing, nothing)
+    return Still(n, nothing, nothing, n.abs(), torch.zeros_like(n))
 
 
 def still(d, heads=2):

@@ -11,6 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from zonogpt.arithmetic import Arithmetic
+
 Status = Literal["verified", "falsified", "unknown", "timeout"]
 
 
@@ -54,8 +56,9 @@ class Result:
     label: int | None
     seconds: float
     peak_bytes: int  # peak memory of the process (CPU) or of the device during the run
-    dtype: str
+    dtype: str  # of generators and tangents; all else is in float64
     device: str
+    arithmetic: Arithmetic = "real"  # what the verdict is about: see zonogpt.arithmetic
     counterexample: Tensor | None = None  # in the input's shape, inside the ball
     answer: int | None = None  # the model's answer to the counterexample
     replayed: dict[str, float] | None = None  # its lowest margin in the Hugging Face model, by dtype

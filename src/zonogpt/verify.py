@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zonogpt.errors import PrecisionError, SpecError
+from zonogpt.arithmetic import Arithmetic, check_arithmetic
+from zonogpt.errors import OptionError, PrecisionError, SpecError
 from zonogpt.memory import free_bytes, peak_bytes, reset_peak
 from zonogpt.methods import METHODS
 from zonogpt.methods.method import Bounds, Method, NonFiniteBlockError, NotEnoughMemoryError, OnBlock, Progress
@@ -47,6 +48,7 @@ def verify(
     seed: int = 0,
     hint: bool = True,
     on_block: OnBlock | None = None,
+    arithmetic: str = "real",
 ) -> Result:
     """Tries to prove the spec's claim for every input of its set, or, with `attack`, to find one that breaks it.
 
@@ -55,21 +57,24 @@ def verify(
     looked at; with `attack` a gradient search of the set comes first (`seed` is its own). Otherwise "unknown", or
     "timeout" after `timeout` seconds (looked at between blocks).
 
-    The bounds hold for the network in real arithmetic, with these weights, and what they round themselves is part of
-    them (docs/math.md, "Rounding"; of deepz, crown and covenn it is estimated). `dtype` is that of generators and
-    tangents: float64 by default, float32 needs less memory and proves less. All else is in float64.
+    `arithmetic` says what a verdict is about: "real", the network in exact arithmetic with these weights, or "float32",
+    any execution of it in IEEE float32. What the bounds round themselves is part of them in either case (docs/math.md,
+    "Rounding"; of deepz, crown and covenn it is estimated, and they know "real" only). `dtype` is that of generators
+    and tangents: float64 by default, float32 needs less memory and proves less. All else is in float64.
     `budget_bytes`: for the paper's methods the generator pool (default 512 MiB counted in float32), for the others the
     memory of a run (default: what is free; chunks are made smaller to keep it). A run that would need more memory than
     there is ends as "unknown", its reason begins with "memory". With `hint`, an "unknown" of method E comes with a
     smaller radius that is certified.
     """
     started = time.perf_counter()
-    result = verify_many(model, [spec], method, attack, timeout, device, dtype, budget_bytes, seed, on_block)[0]
+    result = verify_many(
+        model, [spec], method, attack, timeout, device, dtype, budget_bytes, seed, on_block, arithmetic=arithmetic
+    )[0]
     hopeless = result.status != "unknown" or result.reason.startswith("memory")
     if not hint or method != "E" or hopeless or spec.radius == 0:
         return result
     left = math.inf if timeout is None else timeout - (time.perf_counter() - started)
-    smaller = smaller_radius(model, spec, left, device, dtype, budget_bytes, on_block)
+    smaller = smaller_radius(model, spec, left, device, dtype, budget_bytes, on_block, arithmetic)
     advice = f"; radius {smaller:g} is certified" if smaller else ""
     return dataclasses.replace(result, certified_radius=smaller, reason=result.reason + advice)
 
@@ -82,6 +87,7 @@ def smaller_radius(
     dtype: str | torch.dtype | None,
     budget_bytes: int | None,
     on_block: OnBlock | None,
+    arithmetic: str = "real",
 ) -> float | None:
     """A radius below the spec's that method E certifies: by halving, then one step back up; None if none was found.
 
@@ -95,8 +101,9 @@ def smaller_radius(
             break
         limit = None if math.isinf(left) else left
         result = verify_many(
-            model, [spec.shrunk(radius)], "E", False, limit, device, dtype, budget_bytes, on_block=on_block
-        )[0]
+            model, [spec.shrunk(radius)], "E", False, limit, device, dtype, budget_bytes,
+            on_block=on_block, arithmetic=arithmetic,
+        )[0]  # fmt: skip
         if result.status == "verified":
             if found is not None:
                 return radius
@@ -124,6 +131,7 @@ def verify_many(
     seed: int = 0,
     on_block: OnBlock | None = None,
     on_result: OnResult | None = None,
+    arithmetic: str = "real",
 ) -> list[Result]:
     """`verify` for several specs of one model, in batches where the method can: same results, less time.
 
@@ -132,6 +140,9 @@ def verify_many(
     """
     check_method(method)
     check_seed(seed)
+    meant = check_arithmetic(arithmetic)
+    if meant != "real" and not METHODS[method].rounding_bounded:
+        raise OptionError(f"method {method} estimates rounding: it can say nothing about executions in {meant}")
     run_dtype, run_device = resolve_dtype(dtype), resolve_device(device, model)
     check_limits(timeout, budget_bytes)
     for spec in specs:
@@ -139,7 +150,7 @@ def verify_many(
     results: dict[int, Result] = {}
     with torch.no_grad(), _full_precision(run_device):
         run = _Run(
-            method, METHODS[method], run_dtype, budget_bytes, on_block,
+            method, METHODS[method], run_dtype, meant, budget_bytes, on_block,
             exact=model.converted(model.device, torch.float64),
             rounded=model.converted(model.device, torch.float32),
             work=model.converted(run_device, torch.float64),
@@ -162,6 +173,7 @@ class _Run:
     name: str
     method: Method
     dtype: torch.dtype  # of what moves
+    arithmetic: Arithmetic
     budget_bytes: int | None
     on_block: OnBlock | None
     exact: Model  # in float64, where the user keeps it
@@ -192,6 +204,7 @@ class _Run:
                 peak_bytes=peak_bytes(self.work.device),
                 dtype=str(self.dtype).removeprefix("torch."),
                 device=str(self.work.device),
+                arithmetic=self.arithmetic,
             )
             if i not in outcomes:
                 results.append(falsified(result, findings[i]))
@@ -259,7 +272,7 @@ class _Run:
         failure: tuple[Status, str]
         try:
             self.require_memory(here)
-            return list(self.method.bound_many(self.work, here, self.dtype, self.budget_bytes, watch))
+            return list(self.method.bound_many(self.work, here, self.dtype, self.budget_bytes, watch, self.arithmetic))
         except _OutOfTimeError as error:
             failure = "timeout", str(error)
         except NotEnoughMemoryError as error:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from zonogpt.arithmetic import MEANING
 from zonogpt.cli import options
 from zonogpt.cli.options import check_writable, integers, norm_of, size
 from zonogpt.cli.progress import progress_bar
@@ -42,6 +43,7 @@ def verify(
     timeout: Annotated[float | None, typer.Option(help="Seconds, looked at between blocks.")] = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
+    arithmetic: options.Arithmetic = "real",
     budget: options.Budget = None,
     hint: Annotated[bool, typer.Option(help="If unknown (E): look for a smaller radius that is certified.")] = True,
     counterexample: Annotated[
@@ -67,7 +69,7 @@ def verify(
 
         result = run(
             net, spec, method=method, attack=attack, timeout=timeout, device=device, dtype=dtype,
-            budget_bytes=budget_bytes, seed=seed, hint=hint, on_block=show,
+            budget_bytes=budget_bytes, seed=seed, hint=hint, on_block=show, arithmetic=arithmetic,
         )  # fmt: skip
     if json is not None:
         write_whole(json, result.to_json() + "\n")
@@ -142,6 +144,8 @@ def describe(result: Result) -> str:
         f"{claim}, radius {result.radius:g}, method {result.method}, {result.dtype} on {result.device},"
         f" {result.seconds:.2f} s, peak {result.peak_bytes / 2**20:.0f} MiB",
     ]
+    if result.status == "verified":
+        lines.insert(1, f"this holds for {MEANING[result.arithmetic]}")
     if result.ledger.entries:
         lines.append(largest_loss(result))
     return "\n".join(lines)

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zonogpt.arithmetic import Arithmetic
 from zonogpt.domains.ellipsoidal import dual_norm
 from zonogpt.domains.finite import NonFiniteBoundError, require_finite
 from zonogpt.domains.interval import Interval
 from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.structured import rounded_up
 from zonogpt.methods.method import Bounds, NonFiniteBlockError, NotEnoughMemoryError, OnBlock, Progress
+from zonogpt.methods.operators.executions import execution_of_block, execution_of_head
 from zonogpt.methods.operators.graph import CrownOperators, Node
 from zonogpt.methods.operators.intervals import IntervalOperators
 from zonogpt.methods.operators.network import Operators, V, block_output, claim, pooled
@@ -26,9 +28,10 @@ from zonogpt.methods.operators.zonotopes import ZonotopeOperators
 from zonogpt.methods.plan import Plan, Sizes, whole_sizes
 from zonogpt.model.ir import Head, Model
 from zonogpt.result import Ledger
-from zonogpt.spec.claims import LinearClaim
+from zonogpt.spec.claims import Claim, LinearClaim
 from zonogpt.spec.inputs import centre_and_noise
 from zonogpt.spec.spec import Spec
+from zonogpt.transforms.execution import embedding_rounding
 
 ROWS = 1024  # claim rows that are bounded together: a language model has 50,256
 
@@ -65,6 +68,8 @@ class Run:
     row_sizes: Tensor  # (K, d): of what the rows are sums of
     on_block: OnBlock | None
     functional_bytes: int
+    claim: Claim
+    arithmetic: Arithmetic  # float32: only those methods that bound rounding
 
     @property
     def n_tokens(self) -> int:
@@ -88,9 +93,15 @@ def run_ibp(run: Run) -> Tensor:
     ops, x = IntervalOperators(), run.start.box
     for t, block in enumerate(run.model.blocks, start=1):
         run.at(t)()
-        x = block_output(ops, block, x)
+        before, x = x, block_output(ops, block, x)
+        if run.arithmetic == "float32":
+            x = x.widened(execution_of_block(block, before))
         _require_finite(t, block.kind, x.lower, x.upper)
-    return run.margins(ops, x)
+    margins = run.margins(ops, x)
+    if run.arithmetic == "float32":
+        off = execution_of_head(run.model.head, x)
+        margins = margins - up(run.claim.spread(off.double()).to(margins), run.model.n_outputs)
+    return margins
 
 
 def run_deepz(run: Run) -> Tensor:
@@ -173,17 +184,25 @@ class Baseline:
         dtype: torch.dtype,
         budget_bytes: int | None,
         on_block: OnBlock | None,
+        arithmetic: Arithmetic = "real",
     ) -> list[Bounds]:
         rounded = model.converted(model.device, dtype)
-        return [self.bound(rounded, spec, budget_bytes, on_block) for spec in specs]
+        return [self.bound(rounded, spec, budget_bytes, on_block, arithmetic) for spec in specs]
 
-    def bound(self, model: Model, spec: Spec, budget_bytes: int | None, on_block: OnBlock | None) -> Bounds:
+    def bound(
+        self,
+        model: Model,
+        spec: Spec,
+        budget_bytes: int | None,
+        on_block: OnBlock | None,
+        arithmetic: Arithmetic = "real",
+    ) -> Bounds:
         """Lower bounds of the claim's rows over the input set. Works in the model's dtype, on its device."""
         need = self.plan(self.sizes(model, spec), model.dtype, budget_bytes).peak_bytes
         if budget_bytes is not None and need > budget_bytes:
             given = f"the budget is {budget_bytes / 2**20:,.0f} MiB"
             raise NotEnoughMemoryError(f"method {self.name} would need about {need / 2**20:,.0f} MiB here, {given}")
-        start = _start(spec, model.dtype)
+        start = _start(spec, model.dtype, arithmetic)
         bias = None if model.head.bias is None else model.head.bias.double()
         rows, offset = (part.to(model.dtype) for part in spec.claim.fold(model.head.weight.double(), bias))
         # Of a margin a row is one difference, off by a unit of itself; a linear claim's is a sum over the outputs.
@@ -191,17 +210,18 @@ class Baseline:
         if isinstance(spec.claim, LinearClaim):
             summed = spec.claim.magnitude(model.head.weight.double()).T
             sizes = (summed * max(1, model.n_outputs / model.width)).to(model.dtype)
-        margins = self.run(Run(model, start, rows, offset, sizes, on_block, functional_bytes(budget_bytes)))
+        run = Run(model, start, rows, offset, sizes, on_block, functional_bytes(budget_bytes), spec.claim, arithmetic)
+        margins = self.run(run)
         _require_finite(len(model.blocks) + 1, "head", margins)
         return Bounds(margins, Ledger())
 
 
-def _start(spec: Spec, dtype: torch.dtype) -> Start:
+def _start(spec: Spec, dtype: torch.dtype, arithmetic: Arithmetic) -> Start:
     centre, scale, p = centre_and_noise(spec.input)
     wide, local = spec.input.embed(centre), spec.input.local_generators(scale)
     c, narrow = wide.to(dtype), local.to(dtype)
     cast = dual_norm(local - narrow.to(local), p, 1) + gamma(2, local.dtype) * dual_norm(local, p, 1)
-    lost = up(spec.input.embedding_rounding(centre) + (wide - c.to(wide)).abs() + cast, 2 * local.shape[1])
+    lost = up(embedding_rounding(spec.input, centre, arithmetic) + (wide - c.to(wide)).abs() + cast, 2 * local.shape[1])
     return Start(c, narrow, p, rounded_up(lost, dtype))
 
 

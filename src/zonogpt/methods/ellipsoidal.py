@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zonogpt.arithmetic import Arithmetic
 from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, coordinate_radius, dual_norm, minkowski
 from zonogpt.domains.finite import NonFiniteBoundError, require_finite
 from zonogpt.domains.rounding import gamma, up
@@ -39,6 +40,7 @@ from zonogpt.transforms.attention_rounding import Still
 from zonogpt.transforms.ellipsoidal.attention import AttentionStep, attention_step
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep, layernorm_step, rounded_off
 from zonogpt.transforms.ellipsoidal.mlp import MlpStep, mlp_step
+from zonogpt.transforms.execution import embedding_rounding, output_error
 
 ROWS = 64  # claim rows that go back together
 MOST_ROWS = 1024  # rows that go back at all: of a language model's 50,256 only those that the forward bound leaves open
@@ -127,6 +129,7 @@ class EllipsoidalMethod:
         dtype: torch.dtype,
         budget_bytes: int | None,
         on_block: OnBlock | None,
+        arithmetic: Arithmetic = "real",
     ) -> list[Bounds]:
         each = [sizes(model, spec) for spec in specs]
         longest = dataclasses.replace(
@@ -135,7 +138,7 @@ class EllipsoidalMethod:
         # A GPU's large chunks must leave room for the batch itself.
         budget = default_budget(model.device) if budget_bytes is None and model.device.type == "cuda" else budget_bytes
         limit = chunk_bytes(longest, dtype.itemsize, len(specs), budget)
-        tape = forward(model, specs, dtype, limit, on_block)
+        tape = forward(model, specs, dtype, limit, on_block, arithmetic)
         try:
             margins, losses = backward(tape)
         except NonFiniteBoundError as error:
@@ -174,9 +177,9 @@ def first_moving(model: Model, spec: Spec) -> int:
     return spec.input.first_moving() if causal else 0
 
 
-def start(model: Model, specs: Sequence[Spec], dtype: torch.dtype) -> Start:
+def start(model: Model, specs: Sequence[Spec], dtype: torch.dtype, arithmetic: Arithmetic = "real") -> Start:
     """The input sets, in each one symbol per raw number that moves, and a small box for what embedding rounds off."""
-    sets = [embedded(spec.input) for spec in specs]
+    sets = [embedded(spec.input, arithmetic) for spec in specs]
     B, S, d = len(specs), max(spec.input.n_tokens for spec in specs), model.width
     n = max(sizes(model, spec).n_tokens for spec in specs)
     m = max(1, *(len(symbols.generators) for symbols in sets))  # one that moves nothing, if none does: no empty sums
@@ -214,16 +217,23 @@ class Symbols:
     generators: Tensor  # (m, d)
 
 
-def embedded(box: InputBox) -> Symbols:
+def embedded(box: InputBox, arithmetic: Arithmetic) -> Symbols:
     centre, scale, _ = centre_and_noise(box)
     local = box.local_generators(scale)  # (S, q, d)
     token, index = (local.abs().amax(-1) > 0).nonzero().unbind(1)
-    return Symbols(box.embed(centre), box.embedding_rounding(centre), token, local[token, index])
+    return Symbols(box.embed(centre), embedding_rounding(box, centre, arithmetic), token, local[token, index])
 
 
-def forward(model: Model, specs: Sequence[Spec], dtype: torch.dtype, limit: int, on_block: OnBlock | None) -> Tape:
+def forward(
+    model: Model,
+    specs: Sequence[Spec],
+    dtype: torch.dtype,
+    limit: int,
+    on_block: OnBlock | None,
+    arithmetic: Arithmetic = "real",
+) -> Tape:
     """Centre and ellipsoids in the model's type, the symbols' tangents in `dtype`."""
-    begin = start(model, specs, dtype)
+    begin = start(model, specs, dtype, arithmetic)
     still, z = begin.still, begin.z
     blocks = len(model.blocks)
     last_attention = max((t for t, block in enumerate(model.blocks) if isinstance(block, AttentionBlock)), default=-1)
@@ -239,18 +249,19 @@ def forward(model: Model, specs: Sequence[Spec], dtype: torch.dtype, limit: int,
                 seen = nothing = Still.none(z.c, block.n_heads)
                 if still is not None:
                     queries = 1 if one else still.n_tokens
-                    still, before = attention_step(block, still, nothing, queries, limit, begin.padding)
+                    still, before = attention_step(block, still, nothing, queries, limit, begin.padding, arithmetic)
                     seen = before.still
-                z, step = attention_step(block, z, seen, 1 if one else z.n_tokens, limit, begin.padding)
+                queries = 1 if one else z.n_tokens
+                z, step = attention_step(block, z, seen, queries, limit, begin.padding, arithmetic)
             else:
                 if still is not None:
-                    still, _ = mlp_step(block, still, limit)
-                z, step = mlp_step(block, z, limit)
+                    still, _ = mlp_step(block, still, limit, arithmetic)
+                z, step = mlp_step(block, z, limit, arithmetic)
         except NonFiniteBoundError as error:
             raise NonFiniteBlockError(t + 1, block.kind, error.step) from error
         steps.append(step)
     try:
-        return _at_the_head(model, specs, begin, steps, still, z, limit)
+        return _at_the_head(model, specs, begin, steps, still, z, limit, arithmetic)
     except NonFiniteBoundError as error:
         raise NonFiniteBlockError(blocks + 1, "head", error.step) from error
 
@@ -263,6 +274,7 @@ def _at_the_head(
     still: EllipsoidalZonotope | None,
     z: EllipsoidalZonotope,
     limit: int,
+    arithmetic: Arithmetic,
 ) -> Tape:
     """The rows at the centre, and what is lost behind the final LayerNorm."""
     head, wide, d = model.head, model.dtype, model.width
@@ -275,16 +287,23 @@ def _at_the_head(
     pooled = torch.einsum("s,bsd->bd", pool[-z.n_tokens :], norm.centre)
     size = torch.einsum("s,bsd->bd", pool[-z.n_tokens :], norm.centre.abs() + norm.reach)
     lost = torch.zeros_like(offset)
+    read = [norm]
     if still is not None and head.pool == "mean":
         before = layernorm_step(head.norm, still, limit)
         pooled = pooled + torch.einsum("s,bsd->bd", pool[: still.n_tokens], before.centre)
         size = size + torch.einsum("s,bsd->bd", pool[: still.n_tokens], before.centre.abs() + before.reach)
         lost = before.loss(rows[:, :, None] * pool[: still.n_tokens, None], limit)
+        read = [before, norm]
     value = offset + (rows @ pooled[..., None]).squeeze(-1)
     # Rows are differences of the head's columns, rounded; what they are formed from is larger.
     outputs = size @ head.weight.abs() + (0 if head.bias is None else head.bias.abs())  # (B, outputs)
     magnitude = torch.stack([spec.claim.magnitude(x) for spec, x in zip(specs, outputs.double(), strict=True)]).to(wide)
     rounding = up(gamma(2 * (d + S) + model.n_outputs + 16, wide) * magnitude + lost, d + S)
+    if arithmetic == "float32":
+        n = torch.cat([up(part.centre.abs() + part.reach) for part in read], dim=1)
+        off = output_error(head, pool[-n.shape[1] :], n, torch.cat([part.execution_error() for part in read], dim=1))
+        moved = torch.stack([spec.claim.spread(x) for spec, x in zip(specs, off.double(), strict=True)])
+        rounding = up(rounding + moved.to(wide), model.n_outputs)
     return Tape(begin, steps, norm, value, rounding, rows, pool[-z.n_tokens :], limit)
 
 

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from zonogpt.arithmetic import Arithmetic
 from zonogpt.methods.plan import Plan, Sizes
 from zonogpt.model.ir import Model
 from zonogpt.result import Ledger
@@ -64,10 +65,12 @@ class Method(Protocol):
         dtype: torch.dtype,
         budget_bytes: int | None,
         on_block: OnBlock | None,
+        arithmetic: Arithmetic = "real",
     ) -> list[Bounds]:
         """Sound bounds for one such batch, on the device of model and specs, which are in float64.
 
-        `dtype` is the type of what moves: generators and tangents.
+        `dtype` is the type of what moves: generators and tangents. `arithmetic` says what the bounds are about; without
+        `rounding_bounded` it can only be "real".
         """
 
 

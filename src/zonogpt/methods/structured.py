@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zonogpt.arithmetic import Arithmetic
 from zonogpt.domains.finite import NonFiniteBoundError
 from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.structured import (
@@ -30,11 +31,12 @@ from zonogpt.spec.inputs import centre_and_radius
 from zonogpt.spec.spec import Spec
 from zonogpt.transforms.attention import fused_attention
 from zonogpt.transforms.decomposed_attention import decomposed_attention
+from zonogpt.transforms.execution import embedding_rounding
 from zonogpt.transforms.head import claim_lower_bounds
 from zonogpt.transforms.mlp import fused_mlp, sequential_mlp
 from zonogpt.transforms.widths import Widths
 
-Transform = Callable[[Any, StructuredZonotope], tuple[StructuredZonotope, Widths]]
+Transform = Callable[[Any, StructuredZonotope, Arithmetic], tuple[StructuredZonotope, Widths]]
 
 
 @dataclass(frozen=True)
@@ -69,22 +71,29 @@ class StructuredMethod:
         dtype: torch.dtype,
         budget_bytes: int | None,
         on_block: OnBlock | None,
+        arithmetic: Arithmetic = "real",
     ) -> list[Bounds]:
-        return [self.bound(model, spec, dtype, budget_bytes, on_block) for spec in specs]
+        return [self.bound(model, spec, dtype, budget_bytes, on_block, arithmetic) for spec in specs]
 
     def bound(
-        self, model: Model, spec: Spec, dtype: torch.dtype, budget_bytes: int | None, on_block: OnBlock | None
+        self,
+        model: Model,
+        spec: Spec,
+        dtype: torch.dtype,
+        budget_bytes: int | None,
+        on_block: OnBlock | None,
+        arithmetic: Arithmetic,
     ) -> Bounds:
         """Lower bounds of the claim's rows over the input set: centre in the model's dtype, generators in `dtype`."""
         limit = pool_limit(spec.input.n_tokens, model.width, dtype, budget_bytes)
-        z = settled(self.initial(spec, limit, dtype))
+        z = settled(self.initial(spec, limit, dtype, arithmetic))
         entries: list[LedgerEntry] = []
         blocks = len(model.blocks)
         for t, block in enumerate(model.blocks, start=1):
             if on_block is not None:
                 on_block(Progress(t, blocks, block.kind))
             try:
-                z, widths = self.step(block, z)
+                z, widths = self.step(block, z, arithmetic)
             except NonFiniteBoundError as error:
                 raise NonFiniteBlockError(t, block.kind, error.step) from error
             boxed = z.b.mean()
@@ -95,24 +104,28 @@ class StructuredMethod:
         bias = None if model.head.bias is None else model.head.bias.double()
         rows, offset = (part.to(model.dtype) for part in spec.claim.fold(model.head.weight.double(), bias))
         try:
-            margins, losses = claim_lower_bounds(model.head, z, rows, offset, spec.claim)
+            margins, losses = claim_lower_bounds(model.head, z, rows, offset, spec.claim, arithmetic)
         except NonFiniteBoundError as error:
             raise NonFiniteBlockError(blocks + 1, "head", error.step) from error
         entries += [LedgerEntry(blocks + 1, "head", step, width) for step, width in losses.items()]
         return Bounds(margins, Ledger(tuple(entries)))
 
-    def initial(self, spec: Spec, limit: int, dtype: torch.dtype) -> StructuredZonotope:
+    def initial(
+        self, spec: Spec, limit: int, dtype: torch.dtype, arithmetic: Arithmetic = "real"
+    ) -> StructuredZonotope:
         """The input set as embedded tokens, with at most `limit` generators per token."""
         centre, radius = centre_and_radius(spec.input)
         z = self.start(spec.input.embed(centre), spec.input.local_generators(radius), limit)
         # Generators are products, off by a unit.
-        lost = spec.input.embedding_rounding(centre) + gamma(2, z.c.dtype) * z.symbol_radius
+        lost = embedding_rounding(spec.input, centre, arithmetic) + gamma(2, z.c.dtype) * z.symbol_radius
         return cast(dataclasses.replace(z, b=up(z.b + lost)), dtype)
 
-    def step(self, block: AttentionBlock | MlpBlock, z: StructuredZonotope) -> tuple[StructuredZonotope, Widths]:
+    def step(
+        self, block: AttentionBlock | MlpBlock, z: StructuredZonotope, arithmetic: Arithmetic = "real"
+    ) -> tuple[StructuredZonotope, Widths]:
         """One residual block, before the reduction."""
         transform = self.attention if isinstance(block, AttentionBlock) else self.mlp
-        return transform(block, z)
+        return transform(block, z, arithmetic)
 
 
 def pool_limit(n_tokens: int, width: int, dtype: torch.dtype, budget_bytes: int | None) -> int:

@@ -22,6 +22,9 @@ class Claim(Protocol):
     def magnitude(self, output: Tensor) -> Tensor:
         """(..., outputs) -> (..., K): the sizes of what each row adds up, for its rounding."""
 
+    def spread(self, radius: Tensor) -> Tensor:
+        """(..., outputs) -> (..., K): how far each row can move when the outputs do by `radius`."""
+
     def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """The rows as functionals of the pooled vector: (K, d) and (K,), for a head `pooled @ weight + bias`."""
 
@@ -49,6 +52,9 @@ class MarginClaim:
     def magnitude(self, output: Tensor) -> Tensor:
         return output[..., self.label, None].abs() + output[..., self.rivals()].abs()
 
+    def spread(self, radius: Tensor) -> Tensor:
+        return self.magnitude(radius)
+
     def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         offset = weight.new_zeros(self.n_outputs) if bias is None else bias
         return self.margins(weight).T, self.margins(offset)
@@ -68,6 +74,9 @@ class LinearClaim:
 
     def magnitude(self, output: Tensor) -> Tensor:
         return output.abs() @ self.rows.abs().T + self.offset.abs()
+
+    def spread(self, radius: Tensor) -> Tensor:
+        return radius @ self.rows.abs().T
 
     def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         return self.rows @ weight.T, self.offset if bias is None else self.offset + self.rows @ bias

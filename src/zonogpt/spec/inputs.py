@@ -14,7 +14,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from zonogpt.domains.rounding import gamma, up
 from zonogpt.model.ir import ImageEmbedding, Model, TokenEmbedding
 
 
@@ -50,8 +49,12 @@ class InputBox(Protocol):
     def embed(self, raw: Tensor) -> Tensor:
         """Raw input (..., raw shape) -> embedded tokens (..., S, d), as the model computes them."""
 
-    def embedding_rounding(self, raw: Tensor) -> Tensor:
-        """(S, d): by how much `embed` may be off, for one raw input."""
+    @property
+    def summands(self) -> int:
+        """How many products an embedded token is the sum of."""
+
+    def embedding_size(self, raw: Tensor) -> Tensor:
+        """(S, d): the sizes of what `embed` adds up, for one raw input."""
 
     def local_generators(self, radius: Tensor) -> Tensor:
         """The image of the box's half-widths: (S, q, d), off by at most one unit each."""
@@ -105,10 +108,13 @@ class PixelBox:
     def embed(self, raw: Tensor) -> Tensor:
         return self.embedding(raw)
 
-    def embedding_rounding(self, raw: Tensor) -> Tensor:
+    @property
+    def summands(self) -> int:
+        return len(self.embedding.weight)
+
+    def embedding_size(self, raw: Tensor) -> Tensor:
         it = self.embedding
-        sizes = it.patches(raw.abs()) @ it.weight.abs() + it.bias.abs() + it.positions.abs()
-        return up(gamma(len(it.weight) + 4, raw.dtype) * sizes, len(it.weight))
+        return it.patches(raw.abs()) @ it.weight.abs() + it.bias.abs() + it.positions.abs()
 
     def local_generators(self, radius: Tensor) -> Tensor:
         return self.embedding.patches(radius)[:, :, None] * self.embedding.weight
@@ -150,9 +156,11 @@ class EmbeddingBox:
         index = torch.tensor(self.positions, device=raw.device)
         return self.base.expand(*raw.shape[:-2], *self.base.shape).index_add(-2, index, raw)
 
-    def embedding_rounding(self, raw: Tensor) -> Tensor:
+    summands = 1
+
+    def embedding_size(self, raw: Tensor) -> Tensor:
         index = torch.tensor(self.positions, device=raw.device)
-        return up(gamma(4, raw.dtype) * self.base.abs().index_add(-2, index, raw.abs()))
+        return self.base.abs().index_add(-2, index, raw.abs())
 
     def local_generators(self, radius: Tensor) -> Tensor:
         d = self.base.shape[1]

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zonogpt.arithmetic import Arithmetic
 from zonogpt.domains.chunks import chunks, temporary_bytes
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.rounding import gamma, up
@@ -41,6 +42,7 @@ from zonogpt.transforms.attention_rounding import (
     head_rounding,
     output_rounding,
 )
+from zonogpt.transforms.execution import attention_error
 from zonogpt.transforms.layernorm import LayerNormBounds, layernorm_bounds
 from zonogpt.transforms.softmax import SoftmaxBounds, softmax_bounds
 from zonogpt.transforms.widths import Widths
@@ -151,18 +153,31 @@ def tangent_rounding(point: AttentionPoint, r: AttentionRounding) -> Tensor:
 
 
 def branch_rounding(
-    point: AttentionPoint, r: AttentionRounding, softmax: SoftmaxBounds, z: StructuredZonotope
+    norm: LayerNormBounds,
+    point: AttentionPoint,
+    r: AttentionRounding,
+    softmax: SoftmaxBounds,
+    z: StructuredZonotope,
+    arithmetic: Arithmetic,
 ) -> Tensor:
-    """(S, d): what the block's output is off by; and the skip's interval."""
+    """(S, d): what the block's output is off by, executions of it too with float32; and the skip's interval."""
     P, narrow = point.P, z.G.dtype
     coefficients = P + softmax.total + softmax.remainder
     heads = head_rounding(point, r, coefficients, softmax.total, narrow)
     spread = P * (r.U_moving + (P * r.U_moving).sum(-1, keepdim=True))
     linear = spread @ point.V.abs() + spread.sum(-1, keepdim=True) * point.O.abs() + P @ r.V_moving
-    return output_rounding(point, heads, linear, point.O, z.c, z.radius, narrow) + z.b
+    rounding = output_rounding(point, heads, linear, point.O, z.c, z.radius, narrow) + z.b
+    if arithmetic == "real":
+        return rounding
+    Q, K, V = (up(x.abs() + y) for x, y in ((point.Q, r.Q_moving), (point.K, r.K_moving), (point.V, r.V_moving)))
+    most = up(P + softmax.total).clamp(max=1).masked_fill(point.hidden, 0.0)
+    skip = up(z.c.abs() + z.radius)
+    return rounding + attention_error(point.block, Q, K, V, most, norm.size, norm.execution_error(z), skip)
 
 
-def fused_attention(block: AttentionBlock, z: StructuredZonotope) -> tuple[StructuredZonotope, Widths]:
+def fused_attention(
+    block: AttentionBlock, z: StructuredZonotope, arithmetic: Arithmetic = "real"
+) -> tuple[StructuredZonotope, Widths]:
     """Z_A with A(x) in Z_A for x in z, the symbols of z kept in place (Theorem: fused attention soundness).
 
     Appends per token d generators for LayerNorm's error and H S for softmax's. Memory O(S d (m + q + d + H S)).
@@ -181,7 +196,7 @@ def fused_attention(block: AttentionBlock, z: StructuredZonotope) -> tuple[Struc
     E, crossed_norm = _local_images(bounds, norm.error_generators().to(dtype), through_norm=False)
     softmax_generators = recentred_generators(bounds.softmax.remainder, point.VW).to(dtype)  # (S, H S, d)
     product = bounds.value_product
-    rounding = branch_rounding(point, bounds.rounding, bounds.softmax, z)
+    rounding = branch_rounding(norm, point, bounds.rounding, bounds.softmax, z, arithmetic)
     rounding = up(rounding + recentring_rounding(bounds.softmax.remainder, point, dtype))
 
     out = StructuredZonotope(

@@ -57,13 +57,15 @@ class Still:
     n: Tensor  # (B, p, d)
     K: Tensor  # (B, H, p, e)
     V: Tensor  # (B, H, p, e)
+    size: Tensor  # (B, p, d): bounds LayerNorm's output
+    executed: Tensor  # (B, p, d): what an execution of LayerNorm may be off by
 
     @staticmethod
     def none(like: Tensor, n_heads: int) -> Still:
         """No such tokens, for tokens `like` (..., n, d)."""
-        d = like.shape[-1]
+        d, nothing = like.shape[-1], like[..., :0, :]
         empty = like.new_zeros(*like.shape[:-2], n_heads, 0, d // n_heads)
-        return Still(like[..., :0, :], empty, empty)
+        return Still(nothing, empty, empty, nothing, nothing)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zonogpt.arithmetic import Arithmetic
 from zonogpt.domains.chunks import chunks, temporary_bytes
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.rounding import up
@@ -105,7 +106,9 @@ def operator_radii(
     )
 
 
-def decomposed_attention(block: AttentionBlock, z: StructuredZonotope) -> tuple[StructuredZonotope, Widths]:
+def decomposed_attention(
+    block: AttentionBlock, z: StructuredZonotope, arithmetic: Arithmetic = "real"
+) -> tuple[StructuredZonotope, Widths]:
     """Z_A with A(x) in Z_A for x in z, z's symbols kept in place. Appends no generator: all errors are intervals."""
     norm = layernorm_bounds(block.norm, z)
     point = attention_point(block, norm.centre)
@@ -133,7 +136,7 @@ def decomposed_attention(block: AttentionBlock, z: StructuredZonotope) -> tuple[
     from_norm = block.join_heads(point.P @ r.b_V) @ w_o
     crossed = block.join_heads((point.P * others) @ r.local_V) @ w_o
     product = block.join_heads(softmax.total @ (r.kept_V + r.b_V)) @ w_o
-    rounding = branch_rounding(point, off, softmax, z)
+    rounding = branch_rounding(norm, point, off, softmax, z, arithmetic)
     errors = up(from_softmax + from_norm + crossed + product, z.n_tokens + z.c.shape[1])
     out = StructuredZonotope(z.c + point.branch(), G, L, up(errors + rounding))
     require_finite("attention output", out.c, out.G, out.L, out.b)

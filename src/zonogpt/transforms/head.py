@@ -5,17 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from zonogpt.arithmetic import Arithmetic
 from zonogpt.domains.chunks import chunks, temporary_bytes
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.structured import StructuredZonotope
 from zonogpt.model.ir import Head
 from zonogpt.spec.claims import Claim
+from zonogpt.transforms.execution import output_error
 from zonogpt.transforms.layernorm import layernorm_bounds
 
 
 def claim_lower_bounds(
-    head: Head, z: StructuredZonotope, rows: Tensor, offset: Tensor, claim: Claim
+    head: Head, z: StructuredZonotope, rows: Tensor, offset: Tensor, claim: Claim, arithmetic: Arithmetic = "real"
 ) -> tuple[Tensor, dict[str, float]]:
     """(K,): lower bounds over z of `rows_k . pool(LN(x)) + offset_k`, and their mean loss by origin.
 
@@ -47,6 +49,9 @@ def claim_lower_bounds(
         outputs = (pool @ size) @ head.weight.abs() + (0 if head.bias is None else head.bias.abs())
         rounding = rounding + gamma(units, dtype) * claim.magnitude(outputs)
     rounding = up(rounding + rows.abs() @ (pool @ norm.rounding), d + S)
+    if arithmetic == "float32":
+        off = output_error(head, pool, norm.size, norm.execution_error(z))
+        rounding = up(rounding + claim.spread(off), head.weight.shape[1])
     loss = up(carried + up(from_norm, d + S) + rounding)
     lower = value - loss - gamma(2, value.dtype) * (value.abs() + loss)
     require_finite("head", lower)

@@ -19,6 +19,7 @@ from zonogpt.domains.finite import require_finite
 from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.structured import StructuredZonotope
 from zonogpt.model.ir import LayerNorm
+from zonogpt.transforms.execution import norm_error
 from zonogpt.transforms.norm_point import NormPoint, norm_point, units
 
 
@@ -37,6 +38,7 @@ class LayerNormBounds:
     r_N: Tensor  # (S, d)
     R_hat: Tensor  # (S, d)
     rounding: Tensor  # (S, d)
+    rho: Tensor  # (S,): 1 / sqrt(tau + variance) <= rho
 
     @property
     def norm(self) -> LayerNorm:
@@ -55,6 +57,16 @@ class LayerNormBounds:
         """J v for tangents stacked per token, (S, n, d) -> (S, n, d), in their own dtype."""
         slope = self.norm.gamma * (self.sloped * self.at.rho)[:, None]  # (S, d)
         return slope[:, None].to(v.dtype) * _tangent(v, self.at)
+
+    @property
+    def size(self) -> Tensor:
+        """(S, d): bounds LayerNorm's output."""
+        return up(self.centre.abs() + self.reach)
+
+    def execution_error(self, z: StructuredZonotope) -> Tensor:
+        """(S, d): what an execution of LayerNorm in float32 may be off by, over all of z."""
+        centred = up(self.at.z0.abs() + z.radius + z.radius.mean(-1, keepdim=True), 2 * z.c.shape[-1])
+        return norm_error(self.norm, centred, up(z.c.abs() + z.radius), self.rho)
 
     def error_generators(self) -> Tensor:
         """(S, d, d): e_N is a combination of these rows with coefficients in [-1, 1], but for rounding."""
@@ -122,6 +134,7 @@ def layernorm_bounds(norm: LayerNorm, z: StructuredZonotope) -> LayerNormBounds:
         r_N=up(norm.gamma.abs() * r_hat * slope),
         R_hat=R_hat,
         rounding=up(norm.gamma.abs() * rounding + gamma(4, wide) * norm.beta.abs(), 2 * d),
+        rho=up(a_min.rsqrt()),
     )
 
 

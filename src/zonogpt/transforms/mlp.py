@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zonogpt.arithmetic import Arithmetic
 from zonogpt.domains.chunks import chunks, temporary_bytes
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.structured import StructuredZonotope, abs_sum
 from zonogpt.model.ir import MlpBlock
+from zonogpt.transforms.execution import mlp_error
 from zonogpt.transforms.gelu import affine_gelu, curvature_bound, gelu, gelu_slope
 from zonogpt.transforms.layernorm import LayerNormBounds, layernorm_bounds
 from zonogpt.transforms.widths import Widths
@@ -47,7 +49,13 @@ def _hidden(block: MlpBlock, z: StructuredZonotope) -> _Hidden:
 
 
 def _output_rounding(
-    block: MlpBlock, h: _Hidden, z: StructuredZonotope, value: Tensor, slope: Tensor, doubt: Tensor
+    block: MlpBlock,
+    h: _Hidden,
+    z: StructuredZonotope,
+    value: Tensor,
+    slope: Tensor,
+    doubt: Tensor,
+    arithmetic: Arithmetic,
 ) -> Tensor:
     """(S, d): what the block's output misses: LayerNorm's rounding, that of the centre, and of all that is linear; and
     the skip's interval.
@@ -60,10 +68,16 @@ def _output_rounding(
     doubt = up(doubt + slope * (h.off + lost) + gamma(4, wide) * value.abs(), d)
     at_centre, doubt, moving = (torch.cat([value.abs(), doubt, slope * h.moving]) @ block.w_2.abs()).chunk(3)
     rounding = gamma(f + 3, wide) * (z.c.abs() + at_centre + block.b_2.abs()) + doubt
-    return up(rounding + gamma(3 * d + f + 16, narrow) * (z.radius + moving), 2 * f) + z.b
+    rounding = up(rounding + gamma(3 * d + f + 16, narrow) * (z.radius + moving), 2 * f) + z.b
+    if arithmetic == "real":
+        return rounding
+    hidden, skip = up(h.centre.abs() + h.radius), up(z.c.abs() + z.radius)
+    return rounding + mlp_error(block, hidden, h.norm.size, h.norm.execution_error(z), skip)
 
 
-def sequential_mlp(block: MlpBlock, z: StructuredZonotope) -> tuple[StructuredZonotope, Widths]:
+def sequential_mlp(
+    block: MlpBlock, z: StructuredZonotope, arithmetic: Arithmetic = "real"
+) -> tuple[StructuredZonotope, Widths]:
     """Z_M with M(x) in Z_M for x in z, the symbols of z kept in place: LayerNorm, W_1, affine GELU, W_2 in turn.
 
     Appends per token d generators for LayerNorm's error and f for GELU's. Memory O(S d (m + q + d + f)).
@@ -78,7 +92,7 @@ def sequential_mlp(block: MlpBlock, z: StructuredZonotope) -> tuple[StructuredZo
     gelu_generators = (half[:, :, None] * block.w_2).to(narrow)  # (S, f, d)
     value = slope * h.centre + mid
     forming = gamma(4, narrow) * half + gamma(4, z.c.dtype) * mid.abs()
-    rounding = _output_rounding(block, h, z, value, slope, forming)
+    rounding = _output_rounding(block, h, z, value, slope, forming, arithmetic)
     out = StructuredZonotope(
         c=z.c + value @ block.w_2 + block.b_2,
         G=G,
@@ -95,7 +109,9 @@ def sequential_mlp(block: MlpBlock, z: StructuredZonotope) -> tuple[StructuredZo
     return out, widths
 
 
-def fused_mlp(block: MlpBlock, z: StructuredZonotope) -> tuple[StructuredZonotope, Widths]:
+def fused_mlp(
+    block: MlpBlock, z: StructuredZonotope, arithmetic: Arithmetic = "real"
+) -> tuple[StructuredZonotope, Widths]:
     """Z_M with M(x) in Z_M for x in z, the block linearised at the centre as a whole and its error an interval R_M.
 
     Cheaper than the sequential transform (no hidden unit gets a generator of its own) and looser.
@@ -110,7 +126,7 @@ def fused_mlp(block: MlpBlock, z: StructuredZonotope) -> tuple[StructuredZonotop
     chains = (_error_chain(h.norm, block, a).abs() for a in slope)
     from_norm = torch.stack([r @ chain for r, chain in zip(h.norm.R_hat, chains, strict=True)])
     from_gelu = up(bend @ block.w_2.abs(), f)
-    rounding = _output_rounding(block, h, z, value, slope, gamma(12, wide) * h.centre.abs())
+    rounding = _output_rounding(block, h, z, value, slope, gamma(12, wide) * h.centre.abs(), arithmetic)
     out = StructuredZonotope(z.c + value @ block.w_2 + block.b_2, G, L, up(up(from_norm, d) + from_gelu + rounding))
     require_finite("MLP output", out.c, out.G, out.L, out.b)
     widths = Widths.of(carried=abs_sum(G, 0) + abs_sum(L, 1), layernorm=from_norm, gelu=from_gelu, rounding=rounding)

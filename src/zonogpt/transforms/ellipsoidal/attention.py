@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zonogpt.arithmetic import Arithmetic
 from zonogpt.domains.chunks import chunks
 from zonogpt.domains.ellipsoidal import (
     EllipsoidalZonotope,
@@ -56,6 +57,7 @@ from zonogpt.transforms.ellipsoidal.attention_point import (
 )
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep, layernorm_step, rounded_off
 from zonogpt.transforms.ellipsoidal.softmax import SoftmaxStep, softmax_step
+from zonogpt.transforms.execution import attention_error
 
 KEPT_CHUNKS = 4  # tangents are kept for their second use if they take no more than this many chunks
 
@@ -69,6 +71,7 @@ class AttentionStep:
     product_gram: Tensor  # (B, H, I, e, e): cover of sum_j dP_ij dV_j
     key_radius: Tensor  # (B, H, n, e): how far a key is from the centre's, all told
     value_radius: Tensor  # (B, H, n, e)
+    executed: Tensor  # (B, n, d): what an execution of LayerNorm may be off by; 0 for real arithmetic
     rounding: Tensor  # (B, I, d): as in MlpStep
 
     kind = "attention"
@@ -76,7 +79,8 @@ class AttentionStep:
     @property
     def still(self) -> Still:
         """The moving tokens of this step as later tokens see them: exact but for what the step bounds."""
-        return Still(self.norm.centre, self.key_radius, self.value_radius)
+        size = up(self.norm.centre.abs() + self.norm.reach)
+        return Still(self.norm.centre, self.key_radius, self.value_radius, size, self.executed)
 
     def pull(self, functionals: Tensor, limit: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Functionals (B, K, I, d) of the block's output as functionals (B, K, n, d) of its input, and the losses."""
@@ -122,10 +126,11 @@ def attention_step(
     n_queries: int,
     limit: int,
     padding: Tensor | None = None,
+    arithmetic: Arithmetic = "real",
 ) -> tuple[EllipsoidalZonotope, AttentionStep]:
     """Z' with A(x) in Z' at the last `n_queries` tokens, for x in z behind the tokens `still`.
 
-    `padding` as in AttentionBlock.visible.
+    `padding` as in AttentionBlock.visible. With float32, every execution of A(x) is in Z'.
 
     The symbols of z are kept. Memory O(B (n m d + n d^2 + H n S (S + e))) and some `limit` bytes of tangents; products
     O(n m d^2 + n d^3 + n S d^2).
@@ -175,13 +180,18 @@ def attention_step(
         dtype: branch_rounding(point, rounding, s, linear, shifted, score_values, before, deviation, dtype)
         for dtype in {z.c.dtype, z.G.dtype}
     }
+    executed = torch.zeros_like(norm.centre)
+    if arithmetic == "float32":
+        executed = norm.execution_error()
+        error = execution_error(point, rounding, s, norm, still, executed, up(before.abs() + deviation))
+        off = {dtype: x + error for dtype, x in off.items()}
     Q = error_images(point, norm, z, pr, errors.key, score_values, local, off[z.G.dtype], limit)
     c = before + block.join_heads(shifted) @ block.w_o + block.b_o
     out = EllipsoidalZonotope(c=c, G=G, Q=Q, p=z.p)
     require_finite("attention output", out.c, out.G, out.Q)
     key_radius = change.K[:, :, point.first :]
     step = AttentionStep(
-        point, norm.for_the_tape(), s, value_gram, product, key_radius, change.V, rounding=off[z.c.dtype]
+        point, norm.for_the_tape(), s, value_gram, product, key_radius, change.V, executed, off[z.c.dtype]
     )
     return out, step
 
@@ -244,6 +254,26 @@ def branch_rounding(
     moved = P * (r.U_moving + (P * r.U_moving).sum(-1, keepdim=True))
     moved = (moved[..., None, :] @ score_values.abs()).squeeze(-2) + P[..., point.first :] @ r.V_moving
     return output_rounding(point, heads, moved, shifted, c, radius, dtype)
+
+
+def execution_error(
+    point: AttentionPoint,
+    r: AttentionRounding,
+    s: SoftmaxStep,
+    norm: LayerNormStep,
+    still: Still,
+    executed: Tensor,
+    skip: Tensor,
+) -> Tensor:
+    """(B, I, d): what an execution of the block in float32 may be off by, over the whole set."""
+    n = torch.cat([still.size, up(norm.centre.abs() + norm.reach)], dim=1)
+    K, V = (
+        up(torch.cat([x[..., : point.first, :] + known, x[..., point.first :, :] + moving], dim=-2))
+        for x, known, moving in ((point.K.abs(), still.K, r.K_moving), (point.V.abs(), still.V, r.V_moving))
+    )
+    P = up(point.P + s.total).clamp(max=1).masked_fill(point.hidden, 0.0)
+    off = torch.cat([still.executed, executed], dim=1)
+    return attention_error(point.block, up(point.Q.abs() + r.Q_moving), K, V, P, n, off, skip)
 
 
 def softmax_cover(s: SoftmaxStep, P: Tensor, values: Tensor) -> Tensor:

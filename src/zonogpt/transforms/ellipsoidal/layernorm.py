@@ -41,6 +41,7 @@ from zonogpt.domains.finite import require_finite
 from zonogpt.domains.rounding import gamma, length, up
 from zonogpt.domains.symbols import SymbolSums
 from zonogpt.model.ir import LayerNorm
+from zonogpt.transforms.execution import norm_error
 from zonogpt.transforms.norm_point import norm_point, units
 
 
@@ -93,6 +94,13 @@ class LayerNormStep:
     def last(self, count: int) -> LayerNormStep:
         """The step at the last tokens, as far as the Jacobian is concerned."""
         return dataclasses.replace(self, sloped=self.sloped[:, -count:], a0=self.a0[:, -count:], z0=self.z0[:, -count:])
+
+    def execution_error(self) -> Tensor:
+        """(B, n, d): what an execution of LayerNorm in float32 may be off by, over the whole set."""
+        radius = self.z.radius
+        centred = up(self.z0.abs() + radius + radius.mean(-1, keepdim=True), 2 * radius.shape[-1])
+        rho = up(self.a0.rsqrt() + self.delta, units(radius.shape[-1])).clamp(max=self.norm.tau**-0.5)
+        return norm_error(self.norm, centred, up(self.z.c.abs() + radius), rho)
 
     def for_the_tape(self) -> LayerNormStep:
         """Without the error's Gram: the backward pass meets the error itself, and the Gram is as large as Q."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zonogpt.arithmetic import Arithmetic
 from zonogpt.domains.chunks import chunks, stream_limit
 from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, box_cover, minkowski, sandwich, support
 from zonogpt.domains.finite import require_finite
@@ -19,6 +20,7 @@ from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.symbols import SymbolSums
 from zonogpt.model.ir import MlpBlock
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep, layernorm_step, rounded_off
+from zonogpt.transforms.execution import mlp_error
 from zonogpt.transforms.gelu import affine_gelu
 
 GELU_PIECES = 16  # half-widths within 1 % of what they could be, at half the price of the paper's 32
@@ -46,8 +48,10 @@ class MlpStep:
         }
 
 
-def mlp_step(block: MlpBlock, z: EllipsoidalZonotope, limit: int) -> tuple[EllipsoidalZonotope, MlpStep]:
-    """Z' with M(x) in Z' for x in z, same symbols, and the step for the adjoint.
+def mlp_step(
+    block: MlpBlock, z: EllipsoidalZonotope, limit: int, arithmetic: Arithmetic = "real"
+) -> tuple[EllipsoidalZonotope, MlpStep]:
+    """Z' with M(x) in Z' for x in z, same symbols, and the step for the adjoint; with float32, every execution of M(x).
 
     Memory O(B (n m d + n d f)) and `limit` bytes of hidden tangents; products O(n m d f + n d^2 f).
     """
@@ -81,6 +85,9 @@ def mlp_step(block: MlpBlock, z: EllipsoidalZonotope, limit: int) -> tuple[Ellip
     at_centre, doubt, moving = behind.chunk(3, dim=1)
     rounding = gamma(f + 3, wide) * (z.c.abs() + at_centre + block.b_2.abs()) + doubt
     rounding = up(rounding + gamma(2 * d + f + 16, wide) * (z.radius + moving), 2 * f)
+    if arithmetic == "float32":
+        hidden, n = up(centre.abs() + radius), up(norm.centre.abs() + norm.reach)
+        rounding = rounding + mlp_error(block, hidden, n, norm.execution_error(), up(z.c.abs() + z.radius))
     in_tangents = rounding
     if narrow != wide:
         product = (z.symbol_radius[..., None, :] @ narrowed.abs().to(wide)).squeeze(-2)

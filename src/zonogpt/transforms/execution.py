@@ -1,0 +1,110 @@
+"""What a run of the network in float32 may differ by from the network in real arithmetic, block by block.
+
+Meant is any execution of Hugging Face's model in IEEE float32: sums in any order, fused multiply-adds or not,
+elementary functions off by LIBRARY units, LayerNorm's variance as a mean of squares of differences from a computed mean
+(in two passes or by updates), softmax with some number near the row's maximum taken off first. For every input x,
+
+    |executed(x) - block(x)| <= error,
+
+which joins the block's own error. The inputs are the executed ones: earlier blocks' errors are in their set already.
+Sizes bound absolute values over the whole set. Derivations: docs/math.md, section "Float32 executions".
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from zonogpt.arithmetic import Arithmetic
+from zonogpt.domains.rounding import LIBRARY, gamma, length, up
+from zonogpt.model.ir import AttentionBlock, Head, LayerNorm, MlpBlock
+from zonogpt.spec.inputs import InputBox
+
+STEEPEST = 1.13  # |g'| of the tanh form of GELU (tests/test_lemmas.py)
+
+
+def rounds(k: int) -> float:
+    """gamma_k of float32."""
+    return gamma(k, torch.float32)
+
+
+def embedding_rounding(box: InputBox, raw: Tensor, arithmetic: Arithmetic) -> Tensor:
+    """(S, d): by how much `box.embed(raw)` may be off; with float32, by how much executions are in the whole box."""
+    terms = box.summands
+    off = gamma(terms + 4, raw.dtype) * box.embedding_size(raw)
+    if arithmetic == "float32":
+        off = off + rounds(terms + 4) * box.embedding_size(torch.maximum(box.lower.abs(), box.upper.abs()))
+    return up(off, terms)
+
+
+def norm_error(norm: LayerNorm, centred: Tensor, size: Tensor, rho: Tensor) -> Tensor:
+    """(..., d): of LayerNorm. `centred` and `size` (..., d) bound |x - mean(x)| and |x|, `rho` (...) 1 / sqrt(a)."""
+    d = size.shape[-1]
+    # Of x - mean(x). Updates of a running mean forget what they rounded: d operations, and some for 1/k adding up.
+    off = rounds(d + 3 * d.bit_length() + 12) * size.mean(-1, keepdim=True) + rounds(4) * centred
+    off = up(off, d)
+    # The variance v is off by at most 4 sqrt(v) |off| + 2 |off|^2, root mean squares, and a sum of squares; v rho^2 <= 1.
+    small = up(rho * length(off) / math.sqrt(d))
+    part = up(small * (4 + 2 * small) + rounds(d + 8) * (1 + small).square())  # of a, relative
+    # 1 / sqrt(1 - part) - 1 <= part for part <= 1/2.
+    relative = torch.where(part <= 0.5, part, math.inf) + rounds(LIBRARY + 8)
+    normalised = up(rho[..., None] * centred).clamp(max=math.sqrt(d))
+    error = rho[..., None] * off * (1 + relative[..., None]) + normalised * relative[..., None]
+    # Whatever the mean was, the differences from it are divided by at least their own root mean square.
+    error = torch.fmin(error, torch.full_like(error, 2.1 * math.sqrt(d) if rounds(d + 8) < 0.05 else math.inf))
+    return up(norm.gamma.abs() * error + rounds(4) * (norm.gamma.abs() * normalised + norm.beta.abs()), d)
+
+
+def dense_error(size: Tensor, error: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """(..., out): of x @ weight + bias for |x| <= size that is off by `error`."""
+    k = weight.shape[0]
+    n = size.shape[-2]
+    sizes, errors = (torch.cat([size + error, error], dim=-2) @ weight.abs()).split(n, dim=-2)
+    return up(errors + rounds(k + 2) * (sizes + bias.abs()), k)
+
+
+def attention_error(
+    block: AttentionBlock, Q: Tensor, K: Tensor, V: Tensor, P: Tensor, n: Tensor, n_error: Tensor, skip: Tensor
+) -> Tensor:
+    """(..., I, d): of the block, for the last I tokens.
+
+    Sizes: Q (..., H, I, e), K and V (..., H, S, e), P (..., H, I, S) of the probabilities, n (..., S, d) of LayerNorm's
+    output, off by `n_error`, and skip (..., I, d) of the block's input.
+    """
+    S, e = K.shape[-2:]
+    n_queries, d = Q.shape[-2], n.shape[-1]
+    errors = dense_error(n, n_error, block.w_qkv, block.b_qkv).chunk(3, dim=-1)
+    dQ, dK, dV = map(block.split_heads, errors)
+    dQ = dQ[..., S - n_queries :, :]
+    pairs = (Q + dQ) @ (K + dK).mT
+    scores = (dQ @ (K + dK).mT + Q @ dK.mT + rounds(e + 6) * pairs) * block.scale
+    largest = (pairs * block.scale).masked_fill(P == 0, 0.0).amax(-1, keepdim=True)
+    # Numerators and their sum: exponents off by the scores' error and by what taking the maximum off rounds.
+    worst = up((scores.masked_fill(P == 0, 0.0) + rounds(4) * largest).amax(-1, keepdim=True), e + S)
+    dP = P * torch.expm1(2 * worst + rounds(S + 4 * LIBRARY + 8))
+    heads = P @ V
+    dO = up(dP @ (V + dV) + P @ dV + rounds(S + 2) * ((P + dP) @ (V + dV)), 2 * S)
+    parts = torch.cat([block.join_heads(heads + dO), block.join_heads(dO)], dim=-2) @ block.w_o.abs()
+    out, moved = parts.split(n_queries, dim=-2)
+    return up(moved + rounds(d + 4) * (out + block.b_o.abs() + skip), 2 * d)
+
+
+def mlp_error(block: MlpBlock, hidden: Tensor, n: Tensor, n_error: Tensor, skip: Tensor) -> Tensor:
+    """(..., n, d): of the block; `hidden` (..., n, f) bounds GELU's input, the rest as in attention_error."""
+    f = block.w_2.shape[0]
+    off = dense_error(n, n_error, block.w_1, block.b_1)
+    # 12 units of t: those of float64 (docs/math.md, "GELU"), and a cube by `pow`.
+    gelu = up(STEEPEST * off + rounds(12 + 2 * LIBRARY) * (hidden + off))
+    out, moved = (torch.cat([hidden + gelu, gelu], dim=-2) @ block.w_2.abs()).split(n.shape[-2], dim=-2)
+    return up(moved + rounds(f + 4) * (out + block.b_2.abs() + skip), 2 * f)
+
+
+def output_error(head: Head, pool: Tensor, n: Tensor, n_error: Tensor) -> Tensor:
+    """(..., outputs): of the logits; n and n_error (..., S, d) of the final LayerNorm, `pool` (S,) its weights."""
+    S, d = n.shape[-2:]
+    size, off = (torch.einsum("s,...sd->...d", pool, x) for x in (n + n_error, n_error))
+    off = up(off + rounds(S + 2) * size, S)
+    bias = 0 if head.bias is None else head.bias.abs()
+    return up(off @ head.weight.abs() + rounds(d + 2) * ((size + off) @ head.weight.abs() + bias), 2 * d)
