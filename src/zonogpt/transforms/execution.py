@@ -45,7 +45,7 @@ def norm_error(norm: LayerNorm, centred: Tensor, size: Tensor, rho: Tensor) -> T
     # Of x - mean(x). Updates of a running mean forget what they rounded: d operations, and some for 1/k adding up.
     off = rounds(d + 3 * d.bit_length() + 12) * size.mean(-1, keepdim=True) + rounds(4) * centred
     off = up(off, d)
-    # The variance v is off by at most 4 sqrt(v) |off| + 2 |off|^2, root mean squares, and a sum of squares; v rho^2 <= 1.
+    # The variance v is off by 4 sqrt(v) |off| + 2 |off|^2 at most (root mean squares), and as a sum; v rho^2 <= 1.
     small = up(rho * length(off) / math.sqrt(d))
     part = up(small * (4 + 2 * small) + rounds(d + 8) * (1 + small).square())  # of a, relative
     # 1 / sqrt(1 - part) - 1 <= part for part <= 1/2.

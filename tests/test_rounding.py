@@ -1,0 +1,139 @@
+"""The model of arithmetic that all rounding bounds rest on, held against exact and ball arithmetic."""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from flint import arb, ctx
+
+import zonogpt
+from builders import generator, image_model, randn
+from exact import gelu as exact_gelu
+from zonogpt.domains.rounding import LIBRARY, gamma, length, unaccounted, unit, up
+from zonogpt.errors import PrecisionError
+from zonogpt.transforms.gelu import gelu
+from zonogpt.verify import require_full_precision
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+DTYPES = (torch.float32, torch.float64)
+
+# name: torch's function, ball arithmetic's, and where it is looked at (of the second argument too, if there is one)
+FUNCTIONS = {
+    "exp": (torch.exp, lambda x: x.exp(), (-80, 80)),
+    "expm1": (torch.expm1, lambda x: x.expm1(), (-30, 80)),
+    "log": (torch.log, lambda x: x.log(), (1e-30, 1e30)),
+    "log1p": (torch.log1p, lambda x: x.log1p(), (-0.99, 1e6)),
+    "tanh": (torch.tanh, lambda x: x.tanh(), (-20, 20)),
+    "sinh": (torch.sinh, lambda x: x.sinh(), (-60, 60)),
+    "sigmoid": (torch.sigmoid, lambda x: 1 / (1 + (-x).exp()), (-80, 80)),
+    "rsqrt": (torch.rsqrt, lambda x: 1 / x.sqrt(), (1e-30, 1e30)),
+    "sqrt": (torch.sqrt, lambda x: x.sqrt(), (1e-30, 1e30)),
+}
+
+
+def points(low, high, dtype, count=1500):
+    """Spread evenly, near zero, and over many orders of magnitude, inside (low, high)."""
+    g = generator(0)
+    x = torch.rand(count, generator=g).double()
+    even = low + (high - low) * x
+    size = 10.0 ** (-12 + 12 * torch.rand(count, generator=g).double()) * high
+    tiny = torch.where(torch.rand(count, generator=g) < 0.5, size, -size) if low < 0 else size
+    both = torch.cat([even, tiny]).to(dtype)
+    return both[(both.double() > low) & (both.double() < high)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_elementary_functions_are_off_by_few_units(name, dtype, device):
+    f, exact, (low, high) = FUNCTIONS[name]
+    x = points(low, high, dtype)
+    values = f(x.to(device)).cpu().double().tolist()
+    u, tiny = unit(dtype), torch.finfo(dtype).tiny
+    for t, value in zip(x.double().tolist(), values, strict=True):
+        truth = exact(arb(t))
+        assert abs(arb(value) - truth) <= LIBRARY * u * abs(truth) + tiny, (t, value, truth)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_hypot_is_off_by_few_units(dtype):
+    g = generator(1)
+    a, b = (10.0 ** (8 * torch.rand(2, 1500, generator=g).double() - 4)).to(dtype)
+    for x, y, value in zip(a.tolist(), b.tolist(), torch.hypot(a, b).tolist(), strict=True):
+        truth = (arb(x) ** 2 + arb(y) ** 2).sqrt()
+        assert abs(arb(value) - truth) <= LIBRARY * unit(dtype) * truth
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gelu_is_off_by_less_than_six_units_of_its_argument(dtype, device):
+    t = torch.cat([points(-12, 12, dtype), points(-3, 3, dtype)])
+    for x, value in zip(t.double().tolist(), gelu(t.to(device)).cpu().double().tolist(), strict=True):
+        assert abs(arb(value) - exact_gelu(arb(x))) <= 6 * unit(dtype) * abs(x) + torch.finfo(dtype).tiny, (x, value)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("k", [1, 3, 30, 300])
+def test_products_of_matrices_are_off_by_gamma(k, dtype, device):
+    """Against fractions; the terms are of one sign, or cancel, or are of very different sizes."""
+    if k * unit(dtype) >= 0.5:
+        assert gamma(2 * k, dtype) == math.inf
+        return
+    g = generator(k)
+    for case in range(3):
+        a, b = randn(g, 3, k), randn(g, k, 4)
+        if case == 1:
+            a, b = a.abs(), b.abs()
+        if case == 2:
+            a = a * 10.0 ** (4 * torch.rand(3, k, generator=g).double() - 2)
+        a, b = a.to(dtype), b.to(dtype)
+        out = (a.to(device) @ b.to(device)).cpu().double()
+        for i in range(3):
+            for j in range(4):
+                terms = [Fraction(x) * Fraction(y) for x, y in zip(a[i].tolist(), b[:, j].tolist(), strict=True)]
+                size = sum(map(abs, terms))
+                assert abs(Fraction(float(out[i, j])) - sum(terms)) <= Fraction(gamma(k, dtype)) * size
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.bfloat16])
+def test_up_is_enough_for_as_many_operations(dtype):
+    g = generator(5)
+    x = torch.rand(200, generator=g).to(dtype)
+    for k in (1, 6, 14, 60):
+        for value, raised in zip(x.tolist(), up(x, k).tolist(), strict=True):
+            assert Fraction(raised) >= Fraction(value) * (1 + Fraction(k) * Fraction(unit(dtype)))
+    v = torch.rand(40, 30, generator=g).to(dtype)
+    for row, size in zip(v.tolist(), length(v).tolist(), strict=True):
+        assert Fraction(size) ** 2 >= sum(Fraction(t) ** 2 for t in row)
+    assert float(length(torch.full((1, 100), 1e-30, dtype=dtype))) >= 1e-29  # whose squares underflow
+
+
+def test_rounding_can_be_left_out_of_account_and_comes_back():
+    with unaccounted():
+        assert gamma(10, torch.float64) == 0.0
+        assert float(up(torch.ones(()))) == 1.0
+    assert gamma(10, torch.float64) > 0
+    assert gamma(1, torch.float64) == 2.0**-53 / (1 - 2.0**-53)
+    assert gamma(2**53, torch.float64) == math.inf
+
+
+def test_products_with_fewer_bits_are_refused(monkeypatch):
+    """As TF32 would: ten bits of each factor are multiplied."""
+    require_full_precision(torch.device("cpu"))
+    plain = torch.Tensor.__matmul__
+
+    def tf32(a, b):
+        return plain(a.bfloat16().to(a.dtype), b.bfloat16().to(b.dtype)) if a.dtype == torch.float32 else plain(a, b)
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", tf32)
+    with pytest.raises(PrecisionError, match="fewer bits"):
+        require_full_precision(torch.device("cpu"))
+    model = zonogpt.load(image_model(0))
+    with pytest.raises(PrecisionError):
+        zonogpt.verify(model, zonogpt.image_ball(model, torch.full((6, 4), 0.5), 1e-4))
+
+
+def test_ball_arithmetic_is_wide_enough():
+    assert ctx.prec >= 200
