@@ -75,7 +75,8 @@ def main() -> None:
     parser.add_argument("--method", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        return worker(args)
+        worker(args)
+        return
     if args.before is None:
         parser.error("--before is needed: the src directory of a checkout from before rounding was bounded")
     here = Path(__file__).parent.parent / "src"

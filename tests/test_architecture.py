@@ -12,20 +12,21 @@ SOURCE = ROOT / "src" / "zonogpt"
 # What each room may import: the data flows one way.
 ALLOWED = {
     "errors": set(),
+    "arithmetic": {"errors"},
     "tensors": set(),
     "memory": set(),
-    "result": set(),
+    "result": {"arithmetic"},
     "plotting": set(),
     "files": {"errors"},
     "model": {"errors", "tensors"},
     "spec": {"errors", "tensors", "model"},
     "datasets": {"errors", "model"},
     "domains": set(),
-    "transforms": {"domains", "model"},
-    "methods": {"errors", "domains", "memory", "transforms", "model", "spec", "result"},
+    "transforms": {"arithmetic", "domains", "model", "spec", "tensors"},
+    "methods": {"arithmetic", "errors", "domains", "memory", "transforms", "model", "spec", "result"},
     "options": {"errors", "methods", "model"},
     "search": {"errors", "model", "spec", "tensors"},
-    "verify": {"errors", "memory", "methods", "model", "options", "result", "search", "spec", "tensors"},
+    "verify": {"arithmetic", "errors", "memory", "methods", "model", "options", "result", "search", "spec", "tensors"},
     "witness": {"files", "model", "plotting", "result", "spec"},
     "rows": {"errors", "files"},
     "examples": {"datasets", "errors", "model", "spec"},
@@ -41,8 +42,8 @@ ALLOWED = {
               "spec", "tensors", "verify"},
     "demo": {"domains", "methods", "model", "plotting", "result", "spec", "transforms", "verify"},
     "__main__": {"cli"},
-    "cli": {"_version", "accuracy", "bench", "certify", "compare", "datasets", "demo", "errors", "files", "inspection",
-            "methods", "model", "radii", "radius", "result", "spec", "verify", "witness"},
+    "cli": {"_version", "accuracy", "arithmetic", "bench", "certify", "compare", "datasets", "demo", "errors", "files",
+            "inspection", "methods", "model", "radii", "radius", "result", "spec", "verify", "witness"},
 }  # fmt: skip
 
 

@@ -132,7 +132,7 @@ def test_near_singular_covers_at_gpt2_width():
         assert (computed >= exact).all()
     assert (computed[:200] <= (1 + 1e-4) * exact[:200]).all()  # float32's worst case swamps them: Grams are in float64
     # Without the outward term some direction is lost, or the test would prove nothing.
-    gram = sandwich(F.float() @ F.float().mT, A.float())
+    gram = A.float().mT @ (F.float() @ F.float().mT) @ A.float()
     bare = ((w.float() @ gram) * w.float()).sum(-1).clamp(min=0).sqrt().double()
     assert (bare < exact).any()
 

@@ -136,7 +136,7 @@ def test_gelu_minimum():
     assert (slopes[t < TURN] <= 0).all()
     assert (slopes[t > TURN] > 0).all()
     around = GELU.range(Interval(torch.tensor([-2.0]).double(), torch.tensor([-0.1]).double()))
-    assert float(around.lower) == LOWEST
+    assert LOWEST - 1e-12 < float(around.lower) <= LOWEST
 
 
 @settings(derandomize=True, max_examples=200, deadline=None)

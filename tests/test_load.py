@@ -11,8 +11,15 @@ from transformers import GPT2ForTokenClassification, GPT2Model
 import zonogpt
 from builders import config, image_config, image_model, language_model
 from zonogpt.errors import ModelError
+from zonogpt.tensors import tensors_in
 
 IDS = [3, 5, 1]
+
+
+def same_model(model, hf):
+    """Bit by bit. Outputs may differ in the last bits: where weights lie in memory changes the order of sums."""
+    ours, theirs = (list(tensors_in((m.embedding, m.blocks, m.head))) for m in (model, zonogpt.load(hf)))
+    return len(ours) == len(theirs) and all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 @pytest.fixture
@@ -36,8 +43,9 @@ def edit_weights(folder, change):
 def test_directory_and_object_agree(saved):
     hf, folder = saved
     expected = zonogpt.logits(zonogpt.load(hf), IDS)
-    assert torch.equal(zonogpt.logits(zonogpt.load(folder), IDS), expected)
-    assert torch.equal(zonogpt.logits(zonogpt.load(str(folder)), IDS), expected)
+    assert same_model(zonogpt.load(folder), hf)
+    assert same_model(zonogpt.load(str(folder)), hf)
+    torch.testing.assert_close(zonogpt.logits(zonogpt.load(folder), IDS), expected)
 
 
 def test_image_model_round_trip(tmp_path):
@@ -61,7 +69,7 @@ def test_shards(tmp_path):
     hf = language_model()
     hf.save_pretrained(tmp_path, max_shard_size="5KB")
     assert not (tmp_path / "model.safetensors").exists()
-    assert torch.equal(zonogpt.logits(zonogpt.load(tmp_path), IDS), zonogpt.logits(zonogpt.load(hf), IDS))
+    assert same_model(zonogpt.load(tmp_path), hf)
     index = tmp_path / "model.safetensors.index.json"
     good = index.read_text()
     index.write_text(json.dumps({"weight_map": {"a": 5}}))
@@ -103,7 +111,7 @@ def test_hub_name_from_the_local_cache(saved, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     model = zonogpt.load("someone/tiny")
-    assert torch.equal(zonogpt.logits(model, IDS), zonogpt.logits(zonogpt.load(hf), IDS))
+    assert same_model(model, hf)
     with pytest.raises(ModelError, match="someone/else"):
         zonogpt.load("someone/else")
 
@@ -119,7 +127,7 @@ def test_original_gpt2_layout(saved):
         tensors.pop("lm_head.weight", None)
 
     edit_weights(folder, as_published)
-    assert torch.equal(zonogpt.logits(zonogpt.load(folder), IDS), zonogpt.logits(zonogpt.load(hf), IDS))
+    assert same_model(zonogpt.load(folder), hf)
 
 
 def test_untied_head_must_be_there(tmp_path):

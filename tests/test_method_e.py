@@ -288,7 +288,7 @@ def test_bounds_level_off_instead_of_exploding():
 def test_nan_ends_as_unknown_with_its_place(monkeypatch):
     model, spec = trained("rows"), instances("rows", 1e-3, 1)[0]
 
-    def broken(block, z, limit):
+    def broken(block, z, limit, arithmetic):
         require_finite("GELU input", torch.tensor(math.nan))
 
     monkeypatch.setattr(ellipsoidal, "mlp_step", broken)

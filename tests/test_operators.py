@@ -105,8 +105,9 @@ def test_claims_are_the_networks(hf):
     for block in model.blocks:
         x = block_output(Exact(), block, x)
     pool = pooled(Exact(), model.head, x, len(x))
-    rows = spec.claim.fold(model.head.weight, model.head.bias)
-    torch.testing.assert_close(claim(Exact(), model.head, pool, *rows)[0], expected, rtol=1e-10, atol=1e-10)
+    rows, offset = spec.claim.fold(model.head.weight, model.head.bias)
+    found = claim(Exact(), model.head, pool, rows, offset, rows.abs())
+    torch.testing.assert_close(found[0], expected, rtol=1e-10, atol=1e-10)
 
 
 class Recorded:
@@ -275,7 +276,7 @@ def test_counted_symbols_are_what_happens():
 
     ZonotopeOperators.__init__ = remember
     try:
-        BASELINES["deepz"].run(Run(model, begin, rows, offset, None, 1 << 28))
+        BASELINES["deepz"].run(Run(model, begin, rows, offset, rows.abs(), None, 1 << 28, spec.claim, "real"))
     finally:
         ZonotopeOperators.__init__ = original
     plan = plan_zonotopes(whole_sizes(model, spec), 8)
@@ -310,7 +311,7 @@ def test_a_block_of_covenn_begins_with_the_whole_box():
     g = torch.Generator().manual_seed(0)
     low = torch.randn(3, 2, generator=g, dtype=torch.float64)
     box = Interval(low, low + torch.rand(3, 2, generator=g, dtype=torch.float64))
-    ops, x = _afresh(box, Run(None, None, None, None, None, 1 << 20))
+    ops, x = _afresh(box, Run(None, None, None, None, None, None, 1 << 20, None, "real"))
     A = torch.randn(9, 3, 2, generator=g, dtype=torch.float64)
     exact = torch.minimum(A * box.lower, A * box.upper).flatten(1).sum(1)
     torch.testing.assert_close(ops.lower(x, A), exact, rtol=1e-12, atol=1e-12)
@@ -448,8 +449,10 @@ def test_interval_ends_say_something_or_nothing():
     assert box.upper.tolist() == [2.0, inf, inf, inf]
     halves = Interval(torch.tensor([[0.5, 1.0]]), torch.tensor([[inf, 2.0]]))
     out = halves.dense(torch.tensor([[1.0, -1.0, 0.0], [1.0, 1.0, 3.0]]), torch.tensor([1.0, 1.0, 1.0]))
-    assert out.lower.tolist() == [[2.5, -inf, 4.0]]
-    assert out.upper.tolist() == [[inf, 2.5, 7.0]]
+    torch.testing.assert_close(out.lower, torch.tensor([[2.5, -inf, 4.0]]), rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(out.upper, torch.tensor([[inf, 2.5, 7.0]]), rtol=1e-5, atol=0.0)
+    assert (out.lower <= torch.tensor([[2.5, -inf, 4.0]])).all()
+    assert (out.upper >= torch.tensor([[inf, 2.5, 7.0]])).all()
     crossed = Interval(torch.tensor([0.5]), torch.tensor([1.0])).meet(
         Interval(torch.tensor([0.0]), torch.tensor([0.25]))
     )

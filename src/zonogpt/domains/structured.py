@@ -92,6 +92,8 @@ def convert(z: StructuredZonotope) -> StructuredZonotope:
 
     The fused transforms need this: the skip and the branch must see one symbol for each interval coordinate.
     """
+    if not bool(z.b.any()):
+        return z
     boxes = torch.diag_embed(rounded_up(z.b, z.L.dtype))
     return dataclasses.replace(z, L=torch.cat([z.L, boxes], dim=1), b=torch.zeros_like(z.b))
 
