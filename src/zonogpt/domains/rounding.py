@@ -10,6 +10,7 @@ Derivations: docs/math.md, section "Rounding". Checked against ball arithmetic i
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -47,12 +48,20 @@ def gamma(k: int, dtype: torch.dtype) -> float:
     return ku / (1 - ku) if ku < 1 else math.inf
 
 
+@functools.cache
+def _tiny(dtype: torch.dtype) -> Tensor:
+    """The smallest normal number, without dimensions: such a tensor joins others on any device."""
+    return torch.tensor(torch.finfo(dtype).tiny, dtype=dtype)
+
+
 def up(x: Tensor, k: int = 6) -> Tensor:
     """At least x (1 + gamma_k), for sizes x >= 0 that took k operations on numbers of one sign.
 
     Two more for the multiplication and its factor. What underflowed on the way is not lost either.
     """
-    return x * (1 + gamma(k + 2, x.dtype)) + torch.finfo(x.dtype).tiny if accounted() else x
+    if not accounted():
+        return x
+    return torch.add(_tiny(x.dtype), x, alpha=1 + gamma(k + 2, x.dtype))  # one call
 
 
 def length(x: Tensor, dim: int = -1) -> Tensor:

@@ -18,9 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from zonogpt.domains.chunks import chunks
 from zonogpt.domains.rounding import gamma, up
 
 N_PIECES = 32
+# Temporaries over some pieces: a GPU wants few calls, a CPU arrays that fit its caches.
+PIECES_BYTES = {"cpu": 1 << 23, "cuda": 1 << 29}
 K0, K1 = math.sqrt(2 / math.pi), 0.044715
 
 
@@ -59,6 +62,9 @@ class _CurvatureParts:
         h, slope = K0 * u * (1 + K1 * u2), K0 * (1 + 3 * K1 * u2)
         decay = torch.exp(-2 * h)  # sech^2 without the cancellation of 1 - tanh^2
         return cls(t, h, K0 * (1 + 6 * K1 * u2), u * torch.tanh(h) * slope.square(), 4 * decay / (1 + decay).square())
+
+    def __getitem__(self, part: slice) -> _CurvatureParts:
+        return _CurvatureParts(*(x[part] for x in (self.t, self.h, self.P, self.N, self.sech2)))
 
     def range_to(self, other: _CurvatureParts) -> tuple[Tensor, Tensor]:
         """Bounds of g'' between the two points.
@@ -111,26 +117,31 @@ def affine_gelu(low: Tensor, high: Tensor, pieces: int = N_PIECES) -> tuple[Tens
     return slope, mid, up(half.clamp(min=0) + gamma(16, low.dtype) * size)
 
 
-def _pieces(low: Tensor, high: Tensor, count: int) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """(left, right, bend_low, bend_high) of each piece; neighbours share an end, so they leave no gap."""
-    left = _CurvatureParts.at(low)
-    for k in range(1, count + 1):
-        right = _CurvatureParts.at(high if k == count else low + k / count * (high - low))
-        yield left.t, right.t, *left.range_to(right)
-        left = right
+def _pieces(low: Tensor, high: Tensor, count: int) -> Iterator[tuple[_CurvatureParts, _CurvatureParts]]:
+    """Left and right ends (pieces, ...), some pieces at a time; neighbours share an end, so they leave no gap."""
+    limit = PIECES_BYTES.get(low.device.type, PIECES_BYTES["cpu"])
+    share = torch.arange(count + 1, dtype=low.dtype, device=low.device).view(-1, *[1] * low.dim()) / count
+    for part in chunks(count, 8 * low.numel() * low.element_size(), limit):
+        t = low + share[part.start : part.stop + 1] * (high - low)
+        if part.start == 0:
+            t[0] = low
+        if part.stop == count:
+            t[-1] = high
+        ends = _CurvatureParts.at(t)
+        yield ends[:-1], ends[1:]
 
 
 def _interpolation_residual(low: Tensor, high: Tensor, slope: Tensor, pieces: int = N_PIECES) -> tuple[Tensor, Tensor]:
     """Bounds of g(t) - slope t from its values at the pieces' ends and the signed curvature between them."""
     r_low, r_high = torch.full_like(low, math.inf), torch.full_like(low, -math.inf)
-    q_left = gelu(low) - slope * low
-    for left, right, bend_low, bend_high in _pieces(low, high, pieces):
-        q_right = gelu(right) - slope * right
+    for left, right in _pieces(low, high, pieces):
+        q_left, q_right = (gelu(end.t) - slope * end.t for end in (left, right))
+        bend_low, bend_high = left.range_to(right)
         # A function with second derivative in [l, u] leaves its chord by [-u w^2/8, -l w^2/8].
-        w2 = (right - left).square() / 8
-        r_low = torch.minimum(r_low, torch.minimum(q_left, q_right) - bend_high.clamp(min=0) * w2)
-        r_high = torch.maximum(r_high, torch.maximum(q_left, q_right) - bend_low.clamp(max=0) * w2)
-        q_left = q_right
+        w2 = (right.t - left.t).square() / 8
+        lowest = torch.minimum(q_left, q_right) - bend_high.clamp(min=0) * w2
+        highest = torch.maximum(q_left, q_right) - bend_low.clamp(max=0) * w2
+        r_low, r_high = torch.minimum(r_low, lowest.amin(0)), torch.maximum(r_high, highest.amax(0))
     return r_low, r_high
 
 
@@ -145,6 +156,7 @@ def _relu_residual(low: Tensor, high: Tensor, slope: Tensor) -> tuple[Tensor, Te
 def curvature_bound(low: Tensor, high: Tensor) -> Tensor:
     """C_g with |g''(t)| <= C_g for every t in [low, high], elementwise, over 32 pieces."""
     bound = torch.zeros_like(low)
-    for _, _, bend_low, bend_high in _pieces(low, high, N_PIECES):
-        bound = torch.maximum(bound, torch.maximum(bend_low.abs(), bend_high.abs()))
+    for left, right in _pieces(low, high, N_PIECES):
+        bend_low, bend_high = left.range_to(right)
+        bound = torch.maximum(bound, torch.maximum(bend_low.abs(), bend_high.abs()).amax(0))
     return bound
