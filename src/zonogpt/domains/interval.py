@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,13 @@ class Interval:
     def __post_init__(self) -> None:
         object.__setattr__(self, "lower", torch.where(self.lower < math.inf, self.lower, -math.inf))
         object.__setattr__(self, "upper", torch.where(self.upper > -math.inf, self.upper, math.inf))
+
+    def arranged(self, there: Callable[[Tensor], Tensor]) -> Interval:
+        """The same entries in another order or shape: their ends are looked at already."""
+        out = object.__new__(Interval)
+        object.__setattr__(out, "lower", there(self.lower))
+        object.__setattr__(out, "upper", there(self.upper))
+        return out
 
     @property
     def centre(self) -> Tensor:
@@ -57,12 +65,23 @@ class Interval:
         """
         k = weight.shape[0]
         positive, negative = weight.clamp(min=0), weight.clamp(max=0)
-        lower = _least_sum(self.lower, self.upper, positive, negative)
-        upper = -_least_sum(-self.upper, -self.lower, positive, negative)
-        size = self.finite_size @ (weight.abs() if weight_size is None else weight_size)
+        ends = torch.stack([self.lower, self.upper])
+        says_nothing = ends.isinf()
+        some = bool(says_nothing.any())
+        ends = ends.masked_fill(says_nothing, 0.0) if some else ends  # 0 times an infinite end is 0
+        rows = torch.cat([ends, ends.abs().amax(0, keepdim=True)])
+        rising, falling = rows @ positive, rows @ negative
+        lower, upper = rising[0] + falling[1], rising[1] + falling[0]
+        size = rising[2] - falling[2] if weight_size is None else rows[2] @ weight_size
+        if some:
+            opened = says_nothing.to(weight)
+            up_opened, down_opened = opened @ (positive > 0).to(weight), opened @ (negative < 0).to(weight)
+            lower = lower.masked_fill(up_opened[0] + down_opened[1] > 0, -math.inf)
+            upper = upper.masked_fill(up_opened[1] + down_opened[0] > 0, math.inf)
         below = size
-        if weight_size is None and bool((self.lower >= 0).all() & (weight >= 0).all()):
-            below = lower.clamp(min=0)  # nothing cancels, and the upper end may be far away
+        # Of a sum of squares or of exponentials nothing cancels, and its upper end may be far away.
+        if weight.shape[1] == 1 and weight_size is None and bool((self.lower >= 0).all() & (weight >= 0).all()):
+            below = lower.clamp(min=0)
         if bias is not None:
             bias_size = bias.abs() if bias_size is None else bias_size
             lower, upper, size, below = lower + bias, upper + bias, size + bias_size, below + bias_size
@@ -70,8 +89,9 @@ class Interval:
         return Interval(lower - below, upper + above)
 
     def plus(self, other: Interval) -> Interval:
-        total = Interval(self.lower + other.lower, self.upper + other.upper)
-        return total.widened(gamma(2, total.lower.dtype) * total.finite_size)
+        lower, upper = self.lower + other.lower, self.upper + other.upper
+        unit = gamma(2, lower.dtype)
+        return Interval(lower - up(unit * lower.abs()), upper + up(unit * upper.abs()))
 
     @property
     def finite_size(self) -> Tensor:
@@ -87,23 +107,12 @@ class Interval:
         low, high = ends[0], ends[0]
         for end in ends[1:]:
             low, high = torch.minimum(low, end), torch.maximum(high, end)
-        size = (
-            torch.maximum(low.abs(), high.abs()).nan_to_num(nan=0.0, posinf=0.0).sum(-2)
-        )  # NaN, inf: say nothing anyway
         k = self.lower.shape[-1]
-        return Interval(low.sum(-2), high.sum(-2)).widened(up(gamma(k + 2, size.dtype) * size, k))
+        # NaN and infinity make ends that say nothing, however far they are widened.
+        by = up(gamma(k + 2, low.dtype) * torch.maximum(-low, high).sum(-2), k)  # |x y| is the larger of the two
+        return Interval(low.sum(-2) - by, high.sum(-2) + by)
 
     def meet(self, other: Interval) -> Interval:
         """Where x lies if it lies in both. Ends that rounding has crossed are swapped: x is somewhere between them."""
         low, high = torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper)
         return Interval(torch.minimum(low, high), torch.maximum(low, high))
-
-
-def _least_sum(lower: Tensor, upper: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """lower @ up + upper @ down for up >= 0 >= down, where 0 times an infinite end is 0."""
-    low_open, high_open = lower.isinf(), upper.isinf()
-    total = lower.masked_fill(low_open, 0.0) @ up + upper.masked_fill(high_open, 0.0) @ down
-    if not bool(low_open.any() | high_open.any()):
-        return total
-    open_terms = low_open.to(up) @ (up > 0).to(up) + high_open.to(up) @ (down < 0).to(up)
-    return total.masked_fill(open_terms > 0, -math.inf)

@@ -14,7 +14,7 @@ class IntervalOperators:
         return x
 
     def arrange(self, x: Interval, how: Arrangement) -> Interval:
-        return Interval(how.there(x.lower), how.there(x.upper))
+        return x.arranged(how.there)
 
     def add(self, x: Interval, y: Interval) -> Interval:
         return x.plus(y)

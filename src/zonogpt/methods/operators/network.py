@@ -131,6 +131,6 @@ def softmax(ops: Operators[V], u: V, block: AttentionBlock) -> V:
 
 def times(ops: Operators[V], x: V, y: V, known: Interval | None = None) -> V:
     """x * y with y (..., 1); `known`, if given, holds the product."""
-    column = None if known is None else Interval(COLUMN.there(known.lower), COLUMN.there(known.upper))
+    column = None if known is None else known.arranged(COLUMN.there)
     product = ops.matmul(ops.arrange(x, COLUMN), ops.arrange(y, COLUMN), column)  # (..., n, 1) @ (..., 1, 1)
     return ops.arrange(product, FLAT)
