@@ -19,7 +19,7 @@ from zonogpt.domains.ellipsoidal import lambda_max, rounded_out, sandwich, suppo
 from zonogpt.domains.symbols import SymbolSums
 from zonogpt.tensors import map_tensors
 from zonogpt.transforms.ellipsoidal.attention import attention_step
-from zonogpt.transforms.ellipsoidal.attention_errors import _crossed, error_images, error_scores, project
+from zonogpt.transforms.ellipsoidal.attention_errors import _crossed, by_head, error_images, error_scores, project
 from zonogpt.transforms.ellipsoidal.attention_point import attention_point
 from zonogpt.transforms.ellipsoidal.layernorm import centred_gram, layernorm_step
 
@@ -237,3 +237,27 @@ def test_images_of_other_tokens_where_nearly_everything_cancels(seed, left):
     w = torch.cat([w, randn(g, 1, 5, 20, 6)], dim=-2)
     apart = [square(crossed(torch.float64, [s]), w).clamp(min=0).sqrt() for s in range(5)]
     assert (square(gram, w) >= ((1 - 2e-5) * sum(apart)).square()).all()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_token_that_moves_no_score_because_query_and_key_cancel(seed):
+    """All other keys are one, so its query's and its key's change are multiples of one row; the line is chosen so that
+    they cancel. What is left is rounding of either sign, and the Gram must not be below it."""
+    S, d = 5, 6
+    block, _, _, norm, _ = attention_case(seed, (0.05, 0.0), d=d, heads=2, S=S)
+    centre = norm.centre.clone()
+    centre[:, : S - 1] = centre[:, :1]
+    block, centre = (map_tensors(x, lambda t: t.float()) for x in (block, centre))
+    wide, at = (map_tensors(x, lambda t: t.double()) for x in (block, centre))
+    pt = attention_point(wide, at[:, :0], at, S)
+    w_q, w_k = (by_head(w, 2) for w in wide.projections[:2])
+    # How a change of the last token moves all scores of its own query, per head.
+    f = torch.stack([w_q[h] @ (pt.K[0, h, -1] - pt.K[0, h, 0]) + w_k[h] @ pt.Q[0, h, -1] for h in range(2)])
+    line = randn(generator(seed), d)
+    line = line - f.mT @ torch.linalg.solve(f @ f.mT, f @ line)
+    merged = torch.zeros(1, S, d, d)
+    merged[0, -1] = (line[:, None] * line).float()
+    pt = attention_point(block, centre[:, :0], centre, S)
+    gram = error_scores(pt, project(pt, merged)).gram.double()[0, :, -1]
+    lowest = torch.linalg.eigvalsh((gram + gram.mT) / 2)[..., 0] / gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+    assert (lowest > -1e-7).all()

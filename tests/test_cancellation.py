@@ -1,0 +1,180 @@
+"""One thing at a time is made so large that what it rounds outweighs all else: every such thing has its own term.
+
+Sets of one point, arrays held in float32, the network in float64: the output must lie within what the step says it
+rounds. In each case one quantity is large where it cancels again, so that no other term can stand in for it.
+"""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from builders import attention_block, generator, layer_norm, mlp_block, randn
+from zonogpt.domains.ellipsoidal import EllipsoidalZonotope
+from zonogpt.domains.rounding import unaccounted
+from zonogpt.domains.structured import StructuredZonotope
+from zonogpt.model.ir import AttentionBlock, LayerNorm, MlpBlock
+from zonogpt.tensors import map_tensors
+from zonogpt.transforms.attention import fused_attention
+from zonogpt.transforms.attention_rounding import Still
+from zonogpt.transforms.decomposed_attention import decomposed_attention
+from zonogpt.transforms.ellipsoidal.attention import attention_step
+from zonogpt.transforms.ellipsoidal.mlp import mlp_step
+from zonogpt.transforms.mlp import fused_mlp, sequential_mlp
+
+LIMIT, BIG, S, D, F = 1 << 30, 3e4, 3, 8, 12
+
+
+def single(value):
+    return map_tensors(value, lambda t: t.float())
+
+
+def double(value):
+    return map_tensors(value, lambda t: t.double())
+
+
+def large_mean(seed):
+    """LayerNorm takes a mean of 3e4 away."""
+    g = generator(seed)
+    return mlp_block(seed, d=D, hidden=F), randn(g, S, D) + BIG
+
+
+def large_mean_before_attention(seed):
+    return attention_block(seed, d=D, n_heads=2), large_mean(seed)[1]
+
+
+def common(norm, x):
+    """A direction (d,) in which LayerNorm has the value 1 at every token: weights along it cancel against a bias."""
+    return torch.linalg.lstsq(norm(x), torch.ones(len(x), 1).double()).solution[:, 0]
+
+
+def undone(norm, x, seed, size=BIG):
+    """Adds weights of size 3e4 that the bias takes away again, exactly, whatever the token."""
+    along = common(norm, x)
+
+    def change(w, b):
+        large = size * randn(generator(seed + 7), w.shape[1])
+        return w + along[:, None] * large, b - large
+
+    return change
+
+
+def large_hidden_bias(seed):
+    """W_1 n + b_1: both of size 3e4, their sum of size one."""
+    block, x = mlp_block(seed, d=D, hidden=F), randn(generator(seed), S, D)
+    w_1, b_1 = undone(block.norm, x, seed)(block.w_1, block.b_1)
+    return dataclasses.replace(block, w_1=w_1, b_1=b_1), x
+
+
+def large_output_bias(seed):
+    """W_2 g + b_2: the same behind GELU."""
+    block, x = mlp_block(seed, d=D, hidden=F), randn(generator(seed), S, D)
+    x[1:] = x[0]
+    w_2 = BIG * block.w_2
+    hidden = torch.nn.functional.gelu(block.norm(x[:1]) @ block.w_1 + block.b_1, approximate="tanh")
+    return dataclasses.replace(block, w_2=w_2, b_2=-(hidden @ w_2)[0]), x
+
+
+def large_skip(seed):
+    """A skip of size 3e4 whose centred part is small: the output keeps it."""
+    block, x = mlp_block(seed, d=D, hidden=F), randn(generator(seed), S, D)
+    return dataclasses.replace(block, b_2=block.b_2 - BIG), x + BIG
+
+
+def qkv(block, x, part, change):
+    """The block with `change` applied to the weight and bias of queries (0), keys (1) or values (2)."""
+    weights, biases = list(block.w_qkv.chunk(3, -1)), list(block.b_qkv.chunk(3))
+    weights[part], biases[part] = change(weights[part], biases[part])
+    return dataclasses.replace(block, w_qkv=torch.cat(weights, -1), b_qkv=torch.cat(biases))
+
+
+def attention_case(seed):
+    return attention_block(seed, d=D, n_heads=2), randn(generator(seed), S, D)
+
+
+def large_queries(seed):
+    block, x = attention_case(seed)
+    return qkv(block, x, 0, undone(block.norm, x, seed)), x
+
+
+def large_keys(seed):
+    block, x = attention_case(seed)
+    return qkv(block, x, 1, undone(block.norm, x, seed)), x
+
+
+def large_values(seed):
+    block, x = attention_case(seed)
+    return qkv(block, x, 2, undone(block.norm, x, seed)), x
+
+
+def large_common_value(seed):
+    """Values of size 3e4 that all tokens share: W_o sees them, and b_o takes them away."""
+    block, x = attention_block(seed, d=D, n_heads=2), randn(generator(seed), S, D)
+    shared = BIG * randn(generator(seed + 1), D)
+    block = qkv(block, x, 2, lambda w, b: (w, b + shared))
+    return dataclasses.replace(block, b_o=block.b_o - shared @ block.w_o), x
+
+
+def large_scores(seed):
+    """Queries and keys of size 300, whose products nearly agree: 9e4 and its rounding go into softmax."""
+    block, x = attention_case(seed)
+    block = qkv(block, x, 0, lambda w, b: (1e-3 * w, b + 300))
+    return qkv(block, x, 1, lambda w, b: (1e-3 * w, b + 300)), x
+
+
+MLPS = (large_mean, large_hidden_bias, large_output_bias, large_skip)
+ATTENTIONS = (large_mean_before_attention, large_queries, large_keys, large_values, large_common_value, large_scores)
+
+
+def excess_of_e(block, x):
+    z = EllipsoidalZonotope(x[None], torch.zeros(1, S, 1, D), torch.zeros(1, S, D, D), math.inf)
+    with torch.no_grad():
+        if isinstance(block, MlpBlock):
+            out, step = mlp_step(block, z, LIMIT)
+        else:
+            out, step = attention_step(block, z, Still.none(z.c, 2), S, LIMIT)
+        truth = double(block)(x.double())
+        off = (truth - out.c[0].double()).abs()
+        by_gram = float((off - out.Q[0].double().diagonal(dim1=-2, dim2=-1).sqrt()).max())
+        w = torch.cat([torch.eye(S * D), -torch.eye(S * D)]).reshape(1, -1, S, D)
+        losses = sum(part.double() for part in step.pull(w, LIMIT)[1].values())[0]
+        fall = ((out.c[0].double() - truth) * w[0]).sum((1, 2))
+        return max(by_gram, float((fall - losses).max()))
+
+
+@pytest.mark.parametrize("case", MLPS + ATTENTIONS)
+def test_method_e(case):
+    for seed in range(6):
+        assert excess_of_e(*single(case(seed))) <= 0
+    with unaccounted():
+        assert max(excess_of_e(*single(case(seed))) for seed in range(6)) > 1e-5
+
+
+STRUCTURED = [(case, f) for case in MLPS for f in (sequential_mlp, fused_mlp)]
+STRUCTURED += [(case, f) for case in ATTENTIONS for f in (fused_attention, decomposed_attention)]
+
+
+@pytest.mark.parametrize(("case", "transform"), STRUCTURED)
+def test_papers_methods(case, transform):
+    def excess(seed):
+        block, x = single(case(seed))
+        nothing = torch.zeros(S, D)
+        with torch.no_grad():
+            out, _ = transform(block, StructuredZonotope(x, x.new_zeros(0, S, D), x.new_zeros(S, 0, D), nothing))
+            return float(((double(block)(x.double()) - out.c.double()).abs() - out.radius.double()).max())
+
+    assert max(map(excess, range(6))) <= 0
+    with unaccounted():
+        assert max(map(excess, range(6))) > 1e-5
+
+
+def test_layernorm_with_a_tiny_tau():
+    """A constant token: nothing but rounding is left of it, and tau = 1e-12 makes it large."""
+    g = generator(1)
+    norm = dataclasses.replace(layer_norm(g, D), tau=1e-12)
+    block = dataclasses.replace(mlp_block(1, d=D, hidden=F), norm=norm)
+    x = torch.full((S, D), 0.1) + 0 * randn(g, S, D)
+    assert isinstance(norm, LayerNorm)
+    assert excess_of_e(*single((block, x))) <= 0
+    assert isinstance(attention_block(1), AttentionBlock)

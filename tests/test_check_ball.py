@@ -1,0 +1,100 @@
+"""The checker's ball arithmetic against python-flint's, which is rigorous itself."""
+
+import numpy as np
+import pytest
+from flint import arb, ctx
+
+from zonogpt_check.ball import Ball, joined, largest, smallest
+
+ctx.prec = 256
+
+
+def numbers(seed, shape, low=-6, high=3):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal(shape) * 10.0 ** rng.uniform(low, high, shape)
+
+
+def cases(seed, shape=(7, 5)):
+    """A ball, and a point of it: the midpoint, an end, or between."""
+    rng = np.random.default_rng(seed + 100)
+    mid = numbers(seed, shape)
+    rad = np.abs(numbers(seed + 1, shape, -12, 0)) * (rng.random(shape) < 0.7)
+    ball = Ball(mid, rad)
+    where = rng.choice([-1.0, 1.0, 0.0, 0.3], shape)
+    return ball, [arb(m) + arb(w) * arb(r) for m, w, r in zip(mid.flat, where.flat, rad.flat, strict=True)]
+
+
+def assert_holds(out, truth):
+    for mid, rad, low, high, t in zip(
+        out.mid.flat, out.rad.flat, out.lower().flat, out.upper().flat, truth, strict=True
+    ):
+        assert abs(arb(mid) - t) <= arb(rad), (mid, rad, t)
+        assert arb(low) <= t
+        assert t <= arb(high)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sums_products_and_quotients(seed):
+    a, x = cases(seed)
+    b, y = cases(seed + 10)
+    assert_holds(a + b, [p + q for p, q in zip(x, y, strict=True)])
+    assert_holds(a - b, [p - q for p, q in zip(x, y, strict=True)])
+    assert_holds(a * b, [p * q for p, q in zip(x, y, strict=True)])
+    assert_holds(3.5 - a * 2.0, [3.5 - p * 2 for p in x])
+    away = abs(b) + 1.0
+    assert_holds(a / away, [p / (abs(q) + 1) for p, q in zip(x, y, strict=True)])
+    assert_holds(a.square(), [p * p for p in x])
+    assert_holds(largest(a, b), [max(p, q, key=lambda t: float(t.mid())) for p, q in zip(x, y, strict=True)])
+    assert_holds(smallest(a, b), [min(p, q, key=lambda t: float(t.mid())) for p, q in zip(x, y, strict=True)])
+    with pytest.raises(ZeroDivisionError):
+        a / Ball(1.0, 1.0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_matrices_and_reductions(seed):
+    a, x = cases(seed, (4, 9))
+    b, y = cases(seed + 10, (9, 3))
+    truth = [sum((x[9 * i + k] * y[3 * k + j] for k in range(9)), arb(0)) for i in range(4) for j in range(3)]
+    assert_holds(a @ b, truth)
+    assert_holds((b.T @ a.T).T, truth)
+    rows = [sum(x[9 * i : 9 * i + 9], arb(0)) for i in range(4)]
+    assert_holds(a.sum(1), rows)
+    assert_holds(a.mean(1), [r / 9 for r in rows])
+    assert_holds(joined([a, a], 0)[4:], x)
+    # Terms that cancel: the midpoint may be nothing but rounding, and the radius says so.
+    c = Ball(np.array([[1e16, 1.0, -1e16]]))
+    assert_holds(c @ np.ones((3, 1)), [arb(1)])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_functions(seed):
+    a, x = cases(seed)
+    small = a * 1e-3
+    t = [p * arb(1e-3) for p in x]
+    assert_holds(small.exp(), [p.exp() for p in t])
+    assert_holds(small.expm1(), [p.expm1() for p in t])
+    assert_holds(a.tanh(), [p.tanh() for p in x])
+    positive = abs(a) + 1e-3
+    q = [abs(p) + arb(1e-3) for p in x]
+    assert_holds(positive.sqrt(), [p.sqrt() for p in q])
+    if np.all(positive.lower() > 0):
+        assert_holds(positive.log(), [p.log() for p in q])
+    assert_holds(positive.log1p(), [p.log1p() for p in q])
+    with pytest.raises(ZeroDivisionError):
+        Ball(0.0, 1.0).log()
+
+
+def test_the_radius_is_not_generous():
+    """One operation on exact numbers: a few units, no more."""
+    a, b = numbers(1, (50,)), numbers(2, (50,))
+    for out in (Ball(a) + b, Ball(a) * b, Ball(a) / b, Ball(np.abs(a)).sqrt()):
+        assert np.all(out.rad <= 16 * 2.0**-53 * np.abs(out.mid) + 1e-300)
+
+
+def test_mixed_operations_are_ours():
+    """numpy must not take a Ball apart."""
+    out = np.ones((2, 3)) @ Ball(np.ones((3, 2)), 0.5)
+    assert isinstance(out, Ball)
+    assert out.rad.min() >= 1.5
+    assert isinstance(np.float64(2.0) * Ball(1.0), Ball)
+    assert isinstance(np.ones(2) / Ball(2.0), Ball)
