@@ -22,6 +22,7 @@ from pathlib import Path
 from mutations_baselines import OTHERS
 from mutations_bench import BENCH
 from mutations_e import METHOD_E
+from mutations_rounding import ROUNDING_TERMS
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "zonogpt"
@@ -498,6 +499,7 @@ MUTATIONS = [
 ]
 MUTATIONS += [Mutation(f"E: {what}", file, old, new, tests) for what, file, old, new, tests in METHOD_E]
 MUTATIONS += [Mutation(f"other: {what}", file, old, new, tests) for what, file, old, new, tests in OTHERS]
+MUTATIONS += [Mutation(f"rounding: {what}", file, old, new, tests) for what, file, old, new, tests in ROUNDING_TERMS]
 MUTATIONS += [Mutation(f"bench: {what}", file, old, new, tests) for what, file, old, new, tests in BENCH]
 
 
