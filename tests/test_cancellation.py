@@ -128,16 +128,18 @@ ATTENTIONS = (large_mean_before_attention, large_queries, large_keys, large_valu
 
 
 def excess_of_e(block, x):
-    z = EllipsoidalZonotope(x[None], torch.zeros(1, S, 1, D), torch.zeros(1, S, D, D), math.inf)
+    """How far the block's output, exactly, leaves the set or falls below the adjoint; x (tokens, d) is all of the set."""
+    n, d = x.shape
+    z = EllipsoidalZonotope(x[None], x.new_zeros(1, n, 1, d), x.new_zeros(1, n, d, d), math.inf)
     with torch.no_grad():
         if isinstance(block, MlpBlock):
             out, step = mlp_step(block, z, LIMIT)
         else:
-            out, step = attention_step(block, z, Still.none(z.c, 2), S, LIMIT)
+            out, step = attention_step(block, z, Still.none(z.c, block.n_heads), n, LIMIT)
         truth = double(block)(x.double())
         off = (truth - out.c[0].double()).abs()
         by_gram = float((off - out.Q[0].double().diagonal(dim1=-2, dim2=-1).sqrt()).max())
-        w = torch.cat([torch.eye(S * D), -torch.eye(S * D)]).reshape(1, -1, S, D)
+        w = torch.cat([torch.eye(n * d), -torch.eye(n * d)]).reshape(1, -1, n, d).to(x)
         losses = sum(part.double() for part in step.pull(w, LIMIT)[1].values())[0]
         fall = ((out.c[0].double() - truth) * w[0]).sum((1, 2))
         return max(by_gram, float((fall - losses).max()))
