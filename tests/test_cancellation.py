@@ -128,7 +128,7 @@ ATTENTIONS = (large_mean_before_attention, large_queries, large_keys, large_valu
 
 
 def excess_of_e(block, x):
-    """How far the block's output, exactly, leaves the set or falls below the adjoint; x (tokens, d) is all of the set."""
+    """How far the block's exact output leaves the set or falls below the adjoint; x (tokens, d) is all of the set."""
     n, d = x.shape
     z = EllipsoidalZonotope(x[None], x.new_zeros(1, n, 1, d), x.new_zeros(1, n, d, d), math.inf)
     with torch.no_grad():
