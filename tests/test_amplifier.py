@@ -17,6 +17,7 @@ from containment import point as structured_point
 from containment import random_noise as structured_noise
 from ellipsoidal_containment import BATCH, ellipsoidal, point, random_noise
 from zonogpt.domains.rounding import unaccounted
+from zonogpt.domains.structured import StructuredZonotope
 from zonogpt.methods import METHODS
 from zonogpt.tensors import map_tensors
 from zonogpt.transforms.attention import fused_attention
@@ -209,3 +210,25 @@ def test_margins_of_a_whole_model_held_in_float32(method):
     images = torch.rand(10, *net.embedding.image_size, generator=g).float()
     specs = [zonogpt.image_ball(net, image, 1e-9) for image in images]
     assert max(map(excess, specs)) <= 0
+
+
+@pytest.mark.parametrize("transform", [fused_attention, decomposed_attention])
+@pytest.mark.parametrize("scale", [1e-6, 1e-8, 1e-9])
+def test_tangents_that_underflow_are_not_lost(transform, scale):
+    """W_v of size 2^-126, W_o of size 2^122: the values' tangents underflow in float32, and W_o brings them back."""
+    d, n, m = 8, 3, 3
+    block = attention_block(1, d=d, n_heads=2)
+    w, b = block.w_qkv.clone(), block.b_qkv.clone()
+    w[:, 2 * d :] *= 2.0**-126
+    b[2 * d :] *= 2.0**-126
+    block = dataclasses.replace(block, w_qkv=w, b_qkv=b, w_o=block.w_o * 2.0**122)
+    g = generator(3)
+    c, G = randn(g, n, d), (scale * randn(g, m, n, d)).float()
+    z = StructuredZonotope(c, G, torch.zeros(n, 0, d), torch.zeros(n, d).double())
+    with torch.no_grad():
+        out, _ = transform(block, z)
+    reach = out.L.double().abs().sum(1) + out.b
+    for signs in torch.cartesian_prod(*[torch.tensor([-1.0, 1.0]).double()] * m):
+        moved = torch.einsum("m,mnd->nd", signs, G.double())
+        rest = block(c + moved) - out.c - torch.einsum("m,mnd->nd", signs, out.G.double())
+        assert (rest.abs() <= reach).all()

@@ -307,7 +307,7 @@ def test_decomposed_operators(radius, constant, causal):
     norm = layernorm_bounds(block.norm, z)
     p = attention_point(block, norm.centre)
     still = Still.none(norm.centre, block.n_heads)
-    off = attention_rounding(p, still, norm.centre, norm.reach, torch.float64, norm.rounding)
+    off = attention_rounding(p, still, norm.centre, norm.reach, torch.float64, z.m + z.q, norm.rounding)
     r = operator_radii(p, p, norm, z, off)
     kept = {"Q": r.kept_Q, "K": r.kept_K, "V": r.kept_V, "U": r.kept_U, "P": r.kept_P * r.softmax.sloped[..., None]}
     interval = {"Q": r.b_Q, "K": r.b_K, "V": r.b_V, "U": r.b_U, "P": r.b_P}

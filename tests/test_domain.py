@@ -144,3 +144,25 @@ def test_non_finite_is_named(bad):
 
 def test_finite_values_pass():
     require_finite("softmax", torch.full((9, 9), -1e308, dtype=torch.float64), torch.zeros(0, 3))
+
+
+def test_sums_of_short_generators_are_rounded_up_in_their_own_type():
+    """One generator of 1 and 4,095 of 2^-25, which float32 loses one by one."""
+    m, d = 4096, 4
+    G = torch.full((m, 1, d), 2.0**-25)
+    G[0] = 1.0
+    nothing = torch.zeros(1, d).double()
+    exact = G.double().abs().sum(0)
+    shared = StructuredZonotope(nothing, G, torch.zeros(1, 0, d), nothing)
+    local = StructuredZonotope(nothing, torch.zeros(0, 1, d), G.transpose(0, 1).contiguous(), nothing)
+    for z in (shared, local):
+        assert (z.radius >= exact).all()
+    large = torch.cat([torch.full((64, 1, d), 2.0), G])
+    for z in (
+        StructuredZonotope(nothing, large, torch.zeros(1, 0, d), nothing),
+        StructuredZonotope(nothing, torch.zeros(0, 1, d), large.transpose(0, 1).contiguous(), nothing),
+    ):
+        out = reduce(z, 64)
+        assert (out.m + out.q) == 64
+        kept = out.G.double().abs().sum(0) + out.L.double().abs().sum(1)
+        assert (kept + out.b >= large.double().abs().sum(0)).all()

@@ -264,7 +264,7 @@ def test_score_products(seed, reach):
     sums = TangentSums(z.p, torch.float64)
     sums.add(tangents(pt, norm.jacobian(z.G)))
     pr = project(pt, minkowski(norm.jacobian_gram(z.Q), norm.error_gram))
-    rounding = attention_rounding(pt, exact_still(block, before), norm.centre, norm.reach, torch.float64)
+    rounding = attention_rounding(pt, exact_still(block, before), norm.centre, norm.reach, torch.float64, z.m)
     bound = bounded_changes(pt, sums, pr, rounding).score_products(pt)
     entry = torch.randint(bound.numel(), (BATCH,), generator=generator(seed))
 

@@ -21,6 +21,7 @@ from builders import (
 from zonogpt.domains.ellipsoidal import EllipsoidalZonotope
 from zonogpt.domains.structured import StructuredZonotope
 from zonogpt.errors import OptionError
+from zonogpt.model.ir import LayerNorm
 from zonogpt.tensors import map_tensors
 from zonogpt.transforms.attention import fused_attention
 from zonogpt.transforms.attention_rounding import Still
@@ -224,3 +225,39 @@ def test_a_method_that_estimates_rounding_says_nothing_about_executions():
     with pytest.raises(OptionError, match="use real or float32"):
         zonogpt.verify(net, spec, arithmetic="float16")
     assert dataclasses.asdict(zonogpt.verify(net, spec))["arithmetic"] == "real"
+
+
+@pytest.mark.parametrize("method", ["E", "A", "ibp"])
+def test_where_an_execution_may_overflow_nothing_is_said(method):
+    """Tokens of size 1e20: real arithmetic does not mind, float32's squares are infinite and its answer is NaN."""
+    hf = image_model(0, image_config(n_embd=8, n_head=2, n_layer=1, num_labels=2))
+    with torch.no_grad():
+        for part in (hf.projection.weight, hf.projection.bias, hf.transformer.wpe.weight):
+            part *= 1e20
+    net = zonogpt.load(hf)
+    image = torch.rand(6, 4, generator=generator(1))
+    label = int(map_tensors(net, lambda t: t.double()).forward(net.embedding(image).double()).argmax())
+    spec = zonogpt.image_ball(net, image, 1e-4, label=label)
+    assert not hf(image[None]).logits.isfinite().any()
+    assert zonogpt.verify(net, spec, method="E", hint=False).status == "verified"
+    assert zonogpt.verify(net, spec, method=method, arithmetic="float32", hint=False).status == "unknown"
+
+
+@pytest.mark.parametrize("d", [2, 16, 64])
+def test_a_running_mean_may_round_onto_its_token(d):
+    """Features near 2^30 that differ by one unit: updates find no variance, and tau alone divides what is left."""
+    norm = LayerNorm(torch.ones(d).double(), torch.zeros(d).double(), 1e-5)
+    for size in (1e8, 1e9, 2.0**30 + 64, 2.0**27 + 8):
+        for seed in range(20):
+            x = torch.full((d,), size)
+            step = torch.nextafter(x, 2 * x) - x
+            x = x + step * torch.randint(0, 2, (d,), generator=generator(seed))
+            wide = x.double()
+            z = wide - wide.mean()
+            rho = (norm.tau + z.square().mean()).rsqrt()
+            error = norm_error(norm, z.abs()[None], wide.abs()[None], rho[None])[0]
+            for variance in ("two passes", "updates"):
+                executed = Execution("forward", variance).norm(norm, x[None].numpy())[0].astype(np.float64)
+                assert ((torch.from_numpy(executed) - norm(wide[None])[0]).abs() <= error).all()
+            theirs = torch.nn.functional.layer_norm(x, (d,), eps=norm.tau).double()
+            assert ((theirs - norm(wide[None])[0]).abs() <= error).all()

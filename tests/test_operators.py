@@ -473,4 +473,26 @@ def test_overflow_in_a_baseline_names_its_block():
     work = model.converted(model.device, torch.float32)
     for method in BASELINES.values():
         with pytest.raises(NonFiniteBlockError, match=r"block 4 \(mlp\)|head"):
-            method.bound(work, spec, None, None)
+            method.bound(work, work.head, spec, None, None)
+
+
+def test_ibp_in_float32_folds_the_head_before_it_is_rounded():
+    """Columns of the head that differ by less than float32 can tell: rounded first, their difference would be wrong."""
+    hf = image_model(0, image_config(n_embd=8, n_head=2, n_layer=1, num_labels=2)).double()
+    image = torch.rand(6, 4, generator=torch.Generator().manual_seed(1)).double()
+    model = zonogpt.load(hf)
+    with torch.no_grad():
+        x = model.embedding(image)
+        for block in model.blocks:
+            x = block(x)
+        pool = model.head.pool_weights(len(x)) @ model.head.norm(x)
+        hf.classifier.weight[1] = 1.0
+        hf.classifier.weight[0] = 1.0 + torch.where(pool > 0, 6.1e-8, 5.8e-8).double()
+        hf.classifier.bias.zero_()
+    model = zonogpt.load(hf)
+    spec = zonogpt.image_ball(model, image, 1e-12, label=0)
+    truth = spec.claim.margins(model.forward(spec.input.embed(spec.input.anchor)))
+    for dtype in (torch.float32, torch.float64):
+        with torch.no_grad():
+            bound = zonogpt.METHODS["ibp"].bound_many(model, [spec], dtype, None, None)[0].margins.double()
+        assert (bound <= truth).all()

@@ -1,7 +1,7 @@
 """What floating point rounds off, bounded: the only place that knows unit roundoffs.
 
 The model of arithmetic: +, -, *, / and sqrt are IEEE operations rounded to nearest, sums and products of matrices may
-be added up in any order, with or without fused multiply-add, elementary functions err by at most LIBRARY units.
+be added up in any order, with or without fused multiply-add, elementary functions err by at most LIBRARY units u.
 A sum or product of inner length k is then off by at most gamma_k times the sum of the absolute values,
 gamma_k = k u / (1 - k u). Whoever rounds more coarsely (TF32, bfloat16 products) is kept out by `verify`.
 Derivations: docs/math.md, section "Rounding". Checked against ball arithmetic in tests/test_rounding.py.
@@ -18,7 +18,7 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-LIBRARY = 4  # units in the last place that exp, expm1, log, log1p, tanh, sinh, sigmoid, rsqrt and hypot may be off by
+LIBRARY = 4  # units u that exp, expm1, log, log1p, tanh, sinh, sigmoid, rsqrt and hypot may be off by
 
 _accounted: ContextVar[bool] = ContextVar("accounted", default=True)
 

@@ -51,7 +51,8 @@ class StructuredZonotope:
     @cached_property
     def symbol_radius(self) -> Tensor:
         """(S, d): the part of it that the generators make."""
-        return up((abs_sum(self.G, 0) + abs_sum(self.L, 1)).to(self.b.dtype), self.m + self.q)
+        wide = self.b.dtype
+        return up(up(abs_sum(self.G, 0), self.m).to(wide) + up(abs_sum(self.L, 1), self.q).to(wide))
 
     def generator_stacks(self) -> tuple[Tensor, Tensor]:
         """Shared and local generators, token first: (S, m, d) and (S, q, d)."""
@@ -138,11 +139,11 @@ def reduce(z: StructuredZonotope, limit: int) -> StructuredZonotope:
     G, L, b = z.G, z.L, z.b
     if m < z.m:
         keep, drop = _split(abs_sum(G, (1, 2)), m)
-        b = up(b + abs_sum(G[drop], 0), z.m)
+        b = up(b + up(abs_sum(G[drop], 0), z.m).to(b.dtype))
         G = G[keep]
     if q < z.q:
         keep, drop = _split(abs_sum(L, 2), q)  # (S, q), (S, rest)
-        b = up(b + abs_sum(torch.take_along_dim(L, drop[:, :, None], 1), 1), z.q)
+        b = up(b + up(abs_sum(torch.take_along_dim(L, drop[:, :, None], 1), 1), z.q).to(b.dtype))
         L = torch.take_along_dim(L, keep[:, :, None], 1)
     return StructuredZonotope(z.c, G, L, b)
 

@@ -100,7 +100,8 @@ def run_ibp(run: Run) -> Tensor:
     margins = run.margins(ops, x)
     if run.arithmetic == "float32":
         off = execution_of_head(run.model.head, x)
-        margins = margins - up(run.claim.spread(off.double()).to(margins), run.model.n_outputs)
+        spread = up(run.claim.spread(off.double()).to(margins), run.model.n_outputs)
+        margins = margins - spread - gamma(2, margins.dtype) * (margins.abs() + spread)
     return margins
 
 
@@ -187,28 +188,32 @@ class Baseline:
         arithmetic: Arithmetic = "real",
     ) -> list[Bounds]:
         rounded = model.converted(model.device, dtype)
-        return [self.bound(rounded, spec, budget_bytes, on_block, arithmetic) for spec in specs]
+        return [self.bound(rounded, model.head, spec, budget_bytes, on_block, arithmetic) for spec in specs]
 
     def bound(
         self,
         model: Model,
+        head: Head,
         spec: Spec,
         budget_bytes: int | None,
         on_block: OnBlock | None,
         arithmetic: Arithmetic = "real",
     ) -> Bounds:
-        """Lower bounds of the claim's rows over the input set. Works in the model's dtype, on its device."""
+        """Lower bounds of the claim's rows over the input set. Works in the model's dtype, on its device.
+
+        `head` is the model's before it was rounded to that dtype: rows are differences, and would not forgive it.
+        """
         need = self.plan(self.sizes(model, spec), model.dtype, budget_bytes).peak_bytes
         if budget_bytes is not None and need > budget_bytes:
             given = f"the budget is {budget_bytes / 2**20:,.0f} MiB"
             raise NotEnoughMemoryError(f"method {self.name} would need about {need / 2**20:,.0f} MiB here, {given}")
         start = _start(spec, model.dtype, arithmetic)
-        bias = None if model.head.bias is None else model.head.bias.double()
-        rows, offset = (part.to(model.dtype) for part in spec.claim.fold(model.head.weight.double(), bias))
+        bias = None if head.bias is None else head.bias.double()
+        rows, offset = (part.to(model.dtype) for part in spec.claim.fold(head.weight.double(), bias))
         # Of a margin a row is one difference, off by a unit of itself; a linear claim's is a sum over the outputs.
         sizes = rows.abs()
         if isinstance(spec.claim, LinearClaim):
-            summed = spec.claim.magnitude(model.head.weight.double()).T
+            summed = spec.claim.magnitude(head.weight.double()).T
             sizes = (summed * max(1, model.n_outputs / model.width)).to(model.dtype)
         run = Run(model, start, rows, offset, sizes, on_block, functional_bytes(budget_bytes), spec.claim, arithmetic)
         margins = self.run(run)

@@ -129,9 +129,8 @@ def attention_bounds(block: AttentionBlock, z: StructuredZonotope) -> AttentionB
     errors = norm.error_generators().to(z.G.dtype)
     from_norm = _local_sums(narrow, _parts(narrow, errors)).rounded_up(errors.shape[1] * z.n_tokens, z.c.dtype)
     total = from_input + from_norm
-    r = attention_rounding(
-        point, Still.none(norm.centre, block.n_heads), norm.centre, norm.reach, z.G.dtype, lost=norm.rounding
-    )
+    still = Still.none(norm.centre, block.n_heads)
+    r = attention_rounding(point, still, norm.centre, norm.reach, z.G.dtype, z.m + z.q, norm.rounding)
     product = ((total.Q + r.query) @ (total.K + r.key).transpose(-1, -2)) * block.scale
     product = up(product + r.scores, point.Q.shape[-1]).masked_fill(~point.visible, 0.0)
     softmax = softmax_bounds(
@@ -311,6 +310,7 @@ def _local_images(bounds: AttentionBounds, stack: Tensor, through_norm: bool) ->
             own[s, start : start + n] = own_images(point, s, V_image[s], t.row_P[s], sloped)
             queries = point.visible[:, s].nonzero().squeeze(1)
             queries = queries[queries != s]
-            crossed[queries] += cross_images(point, s, queries, V_image[s], t.column[s], sloped).abs().sum(1)
+            images = cross_images(point, s, queries, V_image[s], t.column[s], sloped)
+            crossed[queries] += up(images.abs().sum(1), n).to(crossed.dtype)
         start += n
     return own, up(crossed, stack.shape[0] * stack.shape[1])

@@ -79,10 +79,12 @@ class AttentionRounding:
     U_moving: Tensor  # (..., H, I, S): the same of the scores, in first order
     scores: Tensor  # (..., H, I, S): what the scores and their tangents are off by
     narrow: torch.dtype  # of the tangents
+    symbols: int
 
     def of_tangents(self, moving: Tensor, dtype: torch.dtype) -> Tensor:
-        """What the tangents of a query, key or value lose, all symbols together."""
-        return gamma(self.Q.shape[-3] * self.Q.shape[-1] + 4, dtype) * moving
+        """What the tangents of a query, key or value lose, all symbols together; underflow included."""
+        d = self.Q.shape[-3] * self.Q.shape[-1]
+        return gamma(d + 4, dtype) * moving + self.symbols * d * torch.finfo(dtype).tiny
 
     @property
     def query(self) -> Tensor:
@@ -105,9 +107,15 @@ def _at_last(all_keys: Tensor, moving: Tensor) -> Tensor:
 
 
 def attention_rounding(
-    point: Point, still: Still, centre: Tensor, reach: Tensor, narrow: torch.dtype, lost: Tensor | None = None
+    point: Point,
+    still: Still,
+    centre: Tensor,
+    reach: Tensor,
+    narrow: torch.dtype,
+    symbols: int,
+    lost: Tensor | None = None,
 ) -> AttentionRounding:
-    """For moving tokens whose LayerNorm is within `reach` of `centre` (..., n, d), tangents in `narrow`.
+    """For moving tokens whose LayerNorm is within `reach` of `centre` (..., n, d), tangents of `symbols` in `narrow`.
 
     `lost` (..., n, d), if given, is a part of LayerNorm's output that no tangent and no error stands for.
     """
@@ -139,7 +147,7 @@ def attention_rounding(
     # log_softmax subtracts the row's maximum and a logarithm: what all keys lose alike does not matter.
     logarithms = gamma(8, wide) * (pairs.amax(-1, keepdim=True) + math.log(S) + 1)
     scores = up(at_centre + tangents + logarithms, 2 * e + S).masked_fill(point.hidden, 0.0)
-    return AttentionRounding(Q, K, V, Q_moving, K_moving, V_moving, U_moving, scores, narrow)
+    return AttentionRounding(Q, K, V, Q_moving, K_moving, V_moving, U_moving, scores, narrow, symbols)
 
 
 def head_rounding(

@@ -69,15 +69,15 @@ def operator_radii(
     for part in chunks(z.m, _bytes(point), temporary_bytes(z.c.device.type)):
         t = shared_tangents(narrow, norm.jacobian(z.G[part].transpose(0, 1)).transpose(0, 1))
         for name in sums:
-            sums[name] += getattr(t, name).abs().sum(0)
-        kept_U += t.U.abs().sum(0)
-        kept_P += t.P.abs().sum(0)
+            sums[name] += _abs_sum(getattr(t, name), 0)
+        kept_U += _abs_sum(t.U, 0)
+        kept_P += _abs_sum(t.P, 0)
     for part in chunks(z.q, _bytes(point), temporary_bytes(z.c.device.type)):
         own = local_tangents(narrow, norm.jacobian(z.L[:, part]))
         for name in local:
-            local[name] += getattr(own, name).abs().sum(1).transpose(0, 1)
-        kept_U += own.row.abs().sum(1).transpose(0, 1)
-        kept_P += own.row_P.abs().sum(1).transpose(0, 1)
+            local[name] += _abs_sum(getattr(own, name), 1).transpose(0, 1)
+        kept_U += _abs_sum(own.row, 1).transpose(0, 1)
+        kept_P += _abs_sum(own.row_P, 1).transpose(0, 1)
     sums, local = ({name: up(x, z.m + z.q) for name, x in family.items()} for family in (sums, local))
     kept_U, kept_P = up(kept_U, z.m + z.q), up(kept_P, z.m + z.q) + tangent_rounding(point, r)
     from_norm = up(norm.R_N @ block.w_qkv.abs(), norm.R_N.shape[-1])
@@ -114,7 +114,7 @@ def decomposed_attention(
     point = attention_point(block, norm.centre)
     narrow = moved(point, z.c.device, z.G.dtype)
     still = Still.none(norm.centre, block.n_heads)
-    off = attention_rounding(point, still, norm.centre, norm.reach, z.G.dtype, lost=norm.rounding)
+    off = attention_rounding(point, still, norm.centre, norm.reach, z.G.dtype, z.m + z.q, norm.rounding)
     r = operator_radii(point, narrow, norm, z, off)
     softmax = r.softmax
 
@@ -149,6 +149,11 @@ def decomposed_attention(
         rounding=rounding,
     )
     return out, widths
+
+
+def _abs_sum(tangents: Tensor, dim: int) -> Tensor:
+    """Rounded up in the tangents' own type."""
+    return up(tangents.abs().sum(dim), tangents.shape[dim])
 
 
 def _bytes(point: AttentionPoint) -> int:

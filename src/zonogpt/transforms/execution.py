@@ -22,6 +22,7 @@ from zonogpt.domains.rounding import LIBRARY, gamma, length, up
 from zonogpt.model.ir import AttentionBlock, Head, LayerNorm, MlpBlock
 from zonogpt.spec.inputs import InputBox
 
+LARGEST = 1e38  # a third of float32's largest number: with this much room no partial sum overflows
 STEEPEST = 1.13  # |g'| of the tanh form of GELU (tests/test_lemmas.py)
 
 
@@ -30,12 +31,20 @@ def rounds(k: int) -> float:
     return gamma(k, torch.float32)
 
 
+def finite(error: Tensor, *sizes: Tensor) -> Tensor:
+    """`error`, but infinite where a number that an execution forms may not fit into float32."""
+    for size in sizes:
+        error = torch.where(size < LARGEST, error, math.inf)  # NaN: infinite
+    return error
+
+
 def embedding_rounding(box: InputBox, raw: Tensor, arithmetic: Arithmetic) -> Tensor:
     """(S, d): by how much `box.embed(raw)` may be off; with float32, by how much executions are in the whole box."""
     terms = box.summands
     off = gamma(terms + 4, raw.dtype) * box.embedding_size(raw)
     if arithmetic == "float32":
-        off = off + rounds(terms + 4) * box.embedding_size(torch.maximum(box.lower.abs(), box.upper.abs()))
+        size = box.embedding_size(torch.maximum(box.lower.abs(), box.upper.abs()))
+        off = off + finite(rounds(terms + 4) * size, size)
     return up(off, terms)
 
 
@@ -52,8 +61,10 @@ def norm_error(norm: LayerNorm, centred: Tensor, size: Tensor, rho: Tensor) -> T
     relative = torch.where(part <= 0.5, part, math.inf) + rounds(LIBRARY + 8)
     normalised = up(rho[..., None] * centred).clamp(max=math.sqrt(d))
     error = rho[..., None] * off * (1 + relative[..., None]) + normalised * relative[..., None]
-    # Whatever the mean was, the differences from it are divided by at least their own root mean square.
-    error = torch.fmin(error, torch.full_like(error, 2.1 * math.sqrt(d) if rounds(d + 8) < 0.05 else math.inf))
+    # Updates may even leave a variance of zero: then only tau divides what is left of x - mean(x).
+    error = torch.fmin(error, up(norm.tau**-0.5 * (centred + off) + normalised))
+    squares = length(centred + off)
+    error = finite(error, (squares * squares)[..., None], size)
     return up(norm.gamma.abs() * error + rounds(4) * (norm.gamma.abs() * normalised + norm.beta.abs()), d)
 
 
@@ -62,7 +73,7 @@ def dense_error(size: Tensor, error: Tensor, weight: Tensor, bias: Tensor) -> Te
     k = weight.shape[0]
     n = size.shape[-2]
     sizes, errors = (torch.cat([size + error, error], dim=-2) @ weight.abs()).split(n, dim=-2)
-    return up(errors + rounds(k + 2) * (sizes + bias.abs()), k)
+    return finite(up(errors + rounds(k + 2) * (sizes + bias.abs()), k), sizes + bias.abs())
 
 
 def attention_error(
@@ -84,11 +95,14 @@ def attention_error(
     # Numerators and their sum: exponents off by the scores' error and by what taking the maximum off rounds.
     worst = up((scores.masked_fill(P == 0, 0.0) + rounds(4) * largest).amax(-1, keepdim=True), e + S)
     dP = P * torch.expm1(2 * worst + rounds(S + 4 * LIBRARY + 8))
+    dP = dP + S * torch.finfo(torch.float32).tiny * (P > 0)  # numerators that underflow
     heads = P @ V
     dO = up(dP @ (V + dV) + P @ dV + rounds(S + 2) * ((P + dP) @ (V + dV)), 2 * S)
     parts = torch.cat([block.join_heads(heads + dO), block.join_heads(dO)], dim=-2) @ block.w_o.abs()
     out, moved = parts.split(n_queries, dim=-2)
-    return up(moved + rounds(d + 4) * (out + block.b_o.abs() + skip), 2 * d)
+    error = up(moved + rounds(d + 4) * (out + block.b_o.abs() + skip), 2 * d)
+    overflow = pairs.amax((-1, -3))[..., None]  # (..., I, 1), with the scale not yet applied
+    return finite(error, out + block.b_o.abs() + skip, overflow)
 
 
 def mlp_error(block: MlpBlock, hidden: Tensor, n: Tensor, n_error: Tensor, skip: Tensor) -> Tensor:
@@ -98,7 +112,7 @@ def mlp_error(block: MlpBlock, hidden: Tensor, n: Tensor, n_error: Tensor, skip:
     # 12 units of t: those of float64 (docs/math.md, "GELU"), and a cube by `pow`.
     gelu = up(STEEPEST * off + rounds(12 + 2 * LIBRARY) * (hidden + off))
     out, moved = (torch.cat([hidden + gelu, gelu], dim=-2) @ block.w_2.abs()).split(n.shape[-2], dim=-2)
-    return up(moved + rounds(f + 4) * (out + block.b_2.abs() + skip), 2 * f)
+    return finite(up(moved + rounds(f + 4) * (out + block.b_2.abs() + skip), 2 * f), out + block.b_2.abs() + skip)
 
 
 def output_error(head: Head, pool: Tensor, n: Tensor, n_error: Tensor) -> Tensor:
@@ -107,4 +121,5 @@ def output_error(head: Head, pool: Tensor, n: Tensor, n_error: Tensor) -> Tensor
     size, off = (torch.einsum("s,...sd->...d", pool, x) for x in (n + n_error, n_error))
     off = up(off + rounds(S + 2) * size, S)
     bias = 0 if head.bias is None else head.bias.abs()
-    return up(off @ head.weight.abs() + rounds(d + 2) * ((size + off) @ head.weight.abs() + bias), 2 * d)
+    outputs = (size + off) @ head.weight.abs() + bias
+    return finite(up(off @ head.weight.abs() + rounds(d + 2) * outputs, 2 * d), outputs)

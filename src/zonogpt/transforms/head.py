@@ -37,9 +37,10 @@ def claim_lower_bounds(
     pool_G, rows_G = pool.to(narrow), rows.to(narrow)
     for part in chunks(G.shape[1], _bytes(G, rows), limit):  # a shared symbol adds up over the tokens, then |.|
         pooled = torch.einsum("s,snd->nd", pool_G, norm.jacobian(G[:, part]))
-        carried += (pooled @ rows_G.T).abs().sum(0)
+        carried += up((pooled @ rows_G.T).abs().sum(0), len(pooled))
     for part in chunks(L.shape[1], _bytes(L, rows), limit):  # a local symbol is alone at its token
-        carried += torch.einsum("s,snk->k", pool_G, (norm.jacobian(L[:, part]) @ rows_G.T).abs())
+        moved = (norm.jacobian(L[:, part]) @ rows_G.T).abs()
+        carried += up(torch.einsum("s,snk->k", pool_G, moved), moved.shape[0] * moved.shape[1])
     carried = up(carried, z.m + z.q * z.n_tokens)
     # Rows are differences of the head's columns, rounded; what they are formed from is larger.
     S, d = z.c.shape

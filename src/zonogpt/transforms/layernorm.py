@@ -92,9 +92,10 @@ def layernorm_bounds(norm: LayerNorm, z: StructuredZonotope) -> LayerNormBounds:
         each = stack.shape[0] * d * at.z0.element_size()
         for part in chunks(stack.shape[1], each, temporary_bytes(at.z0.device.type)):
             vbar = stack[:, part] - stack[:, part].mean(-1, keepdim=True)
-            r_cen += vbar.abs().sum(1)
-            z0_dot += (vbar @ at.z0[:, :, None].to(narrow)).abs().sum((1, 2))
-            r_hat += _tangent(vbar, at).abs().sum(1)
+            n = vbar.shape[1]
+            r_cen += up(vbar.abs().sum(1), n)
+            z0_dot += up((vbar @ at.z0[:, :, None].to(narrow)).abs().sum((1, 2)), n)
+            r_hat += up(_tangent(vbar, at).abs().sum(1), n)
     count, radius, size = z.m + z.q, z.radius, at.z0.abs()
     spread = gamma(2 * d + 8, narrow) * (radius + radius.mean(-1, keepdim=True))  # what centring rounds, twice
     boxed = z.b + z.b.mean(-1, keepdim=True)
@@ -126,7 +127,8 @@ def layernorm_bounds(norm: LayerNorm, z: StructuredZonotope) -> LayerNormBounds:
     unbalanced = unbalanced + (1 - slope) * gamma(d + 4, wide) * middle.abs().mean(-1, keepdim=True)
     forming = gamma(8, wide) * centre.abs() + gamma(8, narrow) * (R_hat + R_hat.mean(-1, keepdim=True))
     lost = at.slack(radius) + gamma(4 * d + 24, narrow) * image + of_interval
-    rounding = slope * lost + unbalanced + forming
+    underflow = count * d * torch.finfo(narrow).tiny
+    rounding = slope * (lost + underflow) + unbalanced + forming
     return LayerNormBounds(
         at=at,
         centre=norm.gamma * centre + norm.beta,

@@ -143,8 +143,10 @@ def preactivation_radius(block: MlpBlock, norm: LayerNormBounds, z: StructuredZo
     for stack in z.generator_stacks():
         each = 2 * radius.numel() * radius.element_size()
         for part in chunks(stack.shape[1], each, temporary_bytes(stack.device.type)):
-            radius = radius + (norm.jacobian(stack[:, part]) @ w_1).abs().sum(1)
-    return up(radius, z.m + z.q + len(w_1))
+            tangents = norm.jacobian(stack[:, part]) @ w_1
+            radius = radius + up(tangents.abs().sum(1), tangents.shape[1]).to(radius.dtype)
+    underflow = (z.m + z.q) * len(w_1) * torch.finfo(narrow).tiny
+    return up(radius + underflow, z.m + z.q + len(w_1))
 
 
 def _chain(block: MlpBlock, slope: Tensor) -> Tensor:

@@ -69,4 +69,4 @@ def norm_point(norm: LayerNorm, c: Tensor) -> NormPoint:
 
 def units(d: int) -> int:
     """Operations that rho and k took, two sums over the features among them: both are off by at most gamma of it."""
-    return 2 * d + 16
+    return 2 * d + 24

@@ -138,7 +138,7 @@ def attention_step(
     norm = layernorm_step(block.norm, z, limit)
     point = attention_point(block, still.n, norm.centre, n_queries, padding)
     pr = project(point, minkowski(norm.jacobian_gram(z.Q), norm.error_gram))
-    rounding = attention_rounding(point, still, norm.centre, norm.reach, z.G.dtype)
+    rounding = attention_rounding(point, still, norm.centre, norm.reach, z.G.dtype, z.m)
 
     def moved(part: slice) -> Tangents:
         return tangents(point, norm.jacobian(z.G[:, :, part]))

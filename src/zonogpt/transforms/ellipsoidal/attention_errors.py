@@ -101,7 +101,7 @@ def error_scores(point: AttentionPoint, pr: Projections) -> ErrorScores:
     # Entry (a, b) adds up sum P^2 r, P_a r_a and P_b r_b: rows of what they round are at most so large.
     slack = gamma(keys + 8, dtype) * (2 * keys + 1) * (P * r).sum(-1, keepdim=True)
     slack = up(slack + gamma(4, dtype) * r.sum(-1, keepdim=True), keys)
-    cross_gram = t.sum(-1)[..., None, None] * (torch.diag_embed(r + slack) + spread)
+    cross_gram = up(t.sum(-1), keys)[..., None, None] * (torch.diag_embed(r + slack) + spread)
 
     # Own token: a_j = (K_j - Kbar) / sqrt(e) meets the query's change, (delta_ij - P_ii) Q_i / sqrt(e) the key's.
     a = (point.K[:, :, None] - (P @ point.K)[:, :, :, None]) * scale  # (B, H, I, S, e)

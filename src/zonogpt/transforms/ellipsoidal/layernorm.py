@@ -122,10 +122,9 @@ class LayerNormStep:
         mean-free, so z0 . v needs no centring.
         """
         d = v.shape[-1]
-        rho = self._rho
-        seen = v @ torch.stack([torch.full_like(self.z0, 1 / d), self.z0], dim=-1).to(v.dtype)  # (B, n, k, 2)
-        taken = torch.stack([gamma * rho, gamma * self.z0 * rho / (d * self.a0[..., None])], dim=-2)  # (B, n, 2, d)
-        taken = taken.to(v.dtype)
+        rho, unit = self._rho, self.z0 * self.a0.rsqrt()[..., None]  # of size one, which no short type overflows
+        seen = v @ torch.stack([torch.full_like(unit, 1 / d), unit / d], dim=-1).to(v.dtype)  # (B, n, k, 2)
+        taken = torch.stack([gamma * rho, gamma * rho * unit], dim=-2).to(v.dtype)  # (B, n, 2, d)
         out = (v * taken[..., :1, :]).flatten(0, 1)
         return out.baddbmm_(seen.flatten(0, 1), taken.flatten(0, 1), alpha=-1).unflatten(0, v.shape[:2])
 
@@ -134,22 +133,21 @@ class LayerNormStep:
 
         For each functional and token the better of two enclosures of LN(x) - centre: slope and error, or the range.
         """
-        w, error, linear, range_ = self._enclosures(functionals, limit)
+        raw, error, linear, range_ = self._enclosures(functionals, limit)
         flat = ~self.sloped[..., None] | ~(error + linear < range_)  # (B, n, K)
-        before = self._normalised(w).masked_fill(flat[..., None], 0.0)
-        return before.transpose(1, 2), up(torch.where(flat, range_, error).sum(1), w.shape[1])
+        before = self._normalised(raw).masked_fill(flat[..., None], 0.0)
+        return before.transpose(1, 2), _sum_up(torch.where(flat, range_, error))
 
     def loss(self, functionals: Tensor, limit: int) -> Tensor:
         """(B, K): the most that functionals (B, K, n, d) can fall below their value at the centre; no going back."""
-        w, error, linear, range_ = self._enclosures(functionals, limit)
-        each = torch.where(self.sloped[..., None], torch.fmin(error + linear, range_), range_)
-        return up(each.sum(1), w.shape[1] + 1)
+        _, error, linear, range_ = self._enclosures(functionals, limit)
+        return _sum_up(torch.where(self.sloped[..., None], torch.fmin(error + linear, range_), range_))
 
     def _enclosures(self, functionals: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         raw = (functionals * self.norm.gamma).transpose(1, 2)  # (B, n, K, d)
         w = raw - raw.mean(-1, keepdim=True)
         bytes_each = 4 * w.shape[0] * w.shape[2] * self.z.m * w.element_size()
-        parts = [self._losses(w, part) for part in chunks(w.shape[1], bytes_each, limit)]
+        parts = [self._losses(raw, w, part) for part in chunks(w.shape[1], bytes_each, limit)]
         error, linear = (torch.cat(piece, dim=1) for piece in zip(*parts, strict=True))
         rounded = torch.einsum("bknd,bnd->bnk", functionals.abs(), self.rounding)
         d, dtype = w.shape[-1], self.z.G.dtype
@@ -159,11 +157,15 @@ class LayerNormStep:
         # LN(x) - beta is mean-free before gamma is applied, but the centre's x_hat is so only up to rounding.
         range_ = self.ball[..., None] * length(w) + (raw @ self.x_hat[..., None]).squeeze(-1)
         in_range = gamma(3 * d + 12, w.dtype) * length(raw) * (self.ball + length(self.x_hat))[..., None]
-        return w, error, linear, range_ + in_range + rounded
+        return raw, error, linear, range_ + in_range + rounded
 
-    def _losses(self, w: Tensor, tokens: slice) -> tuple[Tensor, Tensor]:
-        """(B, n, K) each: the most that -w . e can be with the slope, and the most that the slope's own part can be."""
-        w, z0, a0, Q = w[:, tokens], self.z0[:, tokens], self.a0[:, tokens], self.z.Q[:, tokens]
+    def _losses(self, raw: Tensor, w: Tensor, tokens: slice) -> tuple[Tensor, Tensor]:
+        """(B, n, K) each: the most that -w . e can be with the slope, and the most that the slope's own part can be.
+
+        `w` is `raw` without its mean, which the deviation does not see; z0 and the bend are mean-free but for rounding.
+        """
+        raw, w = raw[:, tokens], w[:, tokens]
+        z0, a0, Q = self.z0[:, tokens], self.a0[:, tokens], self.z.Q[:, tokens]
         d = w.shape[-1]
         k = (a0.rsqrt() / (d * a0))[..., None]
         g = z0[..., None, :]
@@ -171,12 +173,12 @@ class LayerNormStep:
         of_w = _Form((w.to(G.dtype) @ G.mT).to(w.dtype), support(Q, w).square(), self.z.p)
         of_g = _Form((g.to(G.dtype) @ G.mT).to(w.dtype), support(Q, g).square(), self.z.p)
         cross = ((w @ Q) * g).sum(-1)
-        along = (w * g).sum(-1)
+        along = (raw * g).sum(-1)
         # (g . D)(w . D) = 1/4 ((s g + w/s) . D)^2 - 1/4 ((s g - w/s) . D)^2 for any s.
         s = ((of_w.largest + 1e-30) / (of_g.largest + 1e-30)).sqrt()
         product = k / 4 * of_g.combined(s, of_w, 1 / s, cross).square() + self.largest[:, tokens, None] * of_w.largest
         product = torch.fmin(product, self.delta[:, tokens, None] * of_w.largest)
-        error = along.abs() * self.half[:, tokens, None] + product + (w * self.bend[:, tokens, None]).sum(-1)
+        error = along.abs() * self.half[:, tokens, None] + product + (raw * self.bend[:, tokens, None]).sum(-1)
         linear = a0.rsqrt()[..., None] * of_w.combined(torch.ones_like(s), of_g, -along / (d * a0[..., None]), cross)
         return error, linear
 
@@ -197,6 +199,11 @@ class _Form:
         """The largest value of s (this form) + t (the other one)."""
         square = s.square() * self.square + 2 * s * t * cross + t.square() * other.square
         return _Form(s[..., None] * self.symbols + t[..., None] * other.symbols, square, self.p).largest
+
+
+def _sum_up(x: Tensor) -> Tensor:
+    """At least the sum over the tokens (B, n, K) -> (B, K), of numbers of either sign."""
+    return x.sum(1) + gamma(x.shape[1] + 2, x.dtype) * x.abs().sum(1)
 
 
 def rounded_off(functionals: Tensor, rounding: Tensor) -> Tensor:
@@ -244,8 +251,11 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope, limit: int) -> Layer
     of_D = coordinate_radius(Q_D)
     bending = gamma(d + 8, wide) * k[..., None] * of_D * (of_D * z0.abs()).sum(-1, keepdim=True)
     forming = gamma(8, wide) * (z0.abs() * (rho + shift.abs())[..., None] + bend.abs())
-    slack = up(weight * (at.slack(z.radius) + bending + forming) + gamma(4, wide) * norm.beta.abs(), 2 * d)
-    rounding, in_tangents = (up(slack + gamma(2 * d + 16, dtype) * image) for dtype in (wide, z.G.dtype))
+    scaling = at.missing * delta[..., None]  # of D, what z0 misses is not in the adjoint's forms
+    slack = up(weight * (at.slack(z.radius) + bending + forming + scaling) + gamma(4, wide) * norm.beta.abs(), 2 * d)
+    rounding, in_tangents = (
+        up(slack + gamma(2 * d + 24, dtype) * image + z.m * d * torch.finfo(dtype).tiny) for dtype in (wide, z.G.dtype)
+    )
     error_gram = _error_gram(norm.gamma, Q_D, z0, half, factor, ball, sloped, (t_line, t_copy), in_tangents)
     return LayerNormStep(
         norm=norm,
