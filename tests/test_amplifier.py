@@ -11,11 +11,12 @@ import pytest
 import torch
 
 import zonogpt
-from builders import attention_block, generator, image_config, image_model, mlp_block, randn, zonotope
+from builders import attention_block, generator, image_config, image_model, layer_norm, mlp_block, randn, zonotope
 from containment import directions
 from containment import point as structured_point
 from containment import random_noise as structured_noise
 from ellipsoidal_containment import BATCH, ellipsoidal, point, random_noise
+from zonogpt.domains.ellipsoidal import EllipsoidalZonotope
 from zonogpt.domains.rounding import unaccounted
 from zonogpt.domains.structured import StructuredZonotope
 from zonogpt.methods import METHODS
@@ -24,6 +25,7 @@ from zonogpt.transforms.attention import fused_attention
 from zonogpt.transforms.attention_rounding import Still
 from zonogpt.transforms.decomposed_attention import decomposed_attention
 from zonogpt.transforms.ellipsoidal.attention import attention_step
+from zonogpt.transforms.ellipsoidal.layernorm import layernorm_step
 from zonogpt.transforms.ellipsoidal.mlp import mlp_step
 from zonogpt.transforms.mlp import fused_mlp, sequential_mlp
 
@@ -232,3 +234,19 @@ def test_tangents_that_underflow_are_not_lost(transform, scale):
         moved = torch.einsum("m,mnd->nd", signs, G.double())
         rest = block(c + moved) - out.c - torch.einsum("m,mnd->nd", signs, out.G.double())
         assert (rest.abs() <= reach).all()
+
+
+@pytest.mark.parametrize("size", [1.0, 1e10, 1e21, 1e22])
+def test_tangents_of_layernorm_at_large_tokens(size):
+    """J in float32 has factors of size 1 / (d x^2), unless they are taken apart; the error's Gram covers the rest."""
+    g = generator(4)
+    d, n, m = 8, 2, 3
+    norm = layer_norm(g, d)
+    c = size * randn(g, 1, n, d)
+    G = (1e-8 * size * randn(g, 1, n, m, d)).float()
+    nothing = torch.zeros(1, n, d, d).double()
+    short_step = layernorm_step(norm, EllipsoidalZonotope(c, G, nothing, math.inf), LIMIT)
+    exact_step = layernorm_step(norm, EllipsoidalZonotope(c, G.double(), nothing, math.inf), LIMIT)
+    lost = (short_step.jacobian(G).double() - exact_step.jacobian(G.double())).abs().sum(2)
+    assert (lost <= short_step.error_gram.diagonal(dim1=-2, dim2=-1).sqrt()).all()
+    assert float(short_step.jacobian(G).abs().max()) > 1e-10

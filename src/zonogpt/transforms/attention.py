@@ -166,6 +166,7 @@ def branch_rounding(
     spread = P * (r.U_moving + (P * r.U_moving).sum(-1, keepdim=True))
     linear = spread @ point.V.abs() + spread.sum(-1, keepdim=True) * point.O.abs() + P @ r.V_moving
     rounding = output_rounding(point, heads, linear, point.O, z.c, z.radius, narrow) + z.b
+    rounding = rounding + r.underflow(z.c.shape[-1], narrow)
     if arithmetic == "real":
         return rounding
     Q, K, V = (up(x.abs() + y) for x, y in ((point.Q, r.Q_moving), (point.K, r.K_moving), (point.V, r.V_moving)))

@@ -81,10 +81,14 @@ class AttentionRounding:
     narrow: torch.dtype  # of the tangents
     symbols: int
 
+    def underflow(self, products: int, dtype: torch.dtype) -> float:
+        """What so many products per number may have lost to zero, all symbols together."""
+        return self.symbols * products * torch.finfo(dtype).tiny
+
     def of_tangents(self, moving: Tensor, dtype: torch.dtype) -> Tensor:
         """What the tangents of a query, key or value lose, all symbols together; underflow included."""
         d = self.Q.shape[-3] * self.Q.shape[-1]
-        return gamma(d + 4, dtype) * moving + self.symbols * d * torch.finfo(dtype).tiny
+        return gamma(d + 4, dtype) * moving + self.underflow(d, dtype)
 
     @property
     def query(self) -> Tensor:
@@ -144,6 +148,7 @@ def attention_rounding(
     # Tangents are centred with P as computed; the mean that is left is `doubt` of that of the sizes.
     mean = (point.P * U_moving).sum(-1, keepdim=True)
     tangents = gamma(d + e + 2 * S + 16, narrow) * (U_moving + mean) + 2 * point.doubt[..., None] * mean
+    tangents = tangents + symbols * (2 * e + S) * torch.finfo(narrow).tiny
     # log_softmax subtracts the row's maximum and a logarithm: what all keys lose alike does not matter.
     logarithms = gamma(8, wide) * (pairs.amax(-1, keepdim=True) + math.log(S) + 1)
     scores = up(at_centre + tangents + logarithms, 2 * e + S).masked_fill(point.hidden, 0.0)
@@ -164,7 +169,7 @@ def head_rounding(
     heads = (gamma(d + e + S + 16, wide) + 2 * point.doubt)[..., None] * apart
     heads = heads + (point.P + total) @ r.value(dtype)
     heads = heads + gamma(d + e + 8, wide) * (total[..., S - n :] @ r.V_moving)
-    return up(heads, 2 * S)
+    return up(heads + r.underflow(2 * S, dtype), 2 * S)
 
 
 def output_rounding(

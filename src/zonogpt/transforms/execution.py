@@ -62,10 +62,11 @@ def norm_error(norm: LayerNorm, centred: Tensor, size: Tensor, rho: Tensor) -> T
     normalised = up(rho[..., None] * centred).clamp(max=math.sqrt(d))
     error = rho[..., None] * off * (1 + relative[..., None]) + normalised * relative[..., None]
     # Updates may even leave a variance of zero: then only tau divides what is left of x - mean(x).
-    error = torch.fmin(error, up(norm.tau**-0.5 * (centred + off) + normalised))
+    left = norm.tau**-0.5 * (centred + off) * (1 + rounds(LIBRARY + 8))
+    error = torch.fmin(error, up(left + normalised))
     squares = length(centred + off)
     error = finite(error, (squares * squares)[..., None], size)
-    return up(norm.gamma.abs() * error + rounds(4) * (norm.gamma.abs() * normalised + norm.beta.abs()), d)
+    return up(norm.gamma.abs() * error + rounds(4) * (norm.gamma.abs() * (normalised + error) + norm.beta.abs()), d)
 
 
 def dense_error(size: Tensor, error: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -49,7 +49,8 @@ def claim_lower_bounds(
     for dtype, size in ((z.c.dtype, norm.centre.abs() + norm.reach), (narrow, norm.reach)):
         outputs = (pool @ size) @ head.weight.abs() + (0 if head.bias is None else head.bias.abs())
         rounding = rounding + gamma(units, dtype) * claim.magnitude(outputs)
-    rounding = up(rounding + rows.abs() @ (pool @ norm.rounding), d + S)
+    underflow = (z.m + z.q) * S * d * torch.finfo(narrow).tiny
+    rounding = up(rounding + rows.abs() @ (pool @ norm.rounding) + underflow, d + S)
     if arithmetic == "float32":
         off = output_error(head, pool, norm.size, norm.execution_error(z))
         rounding = up(rounding + claim.spread(off), head.weight.shape[1])

@@ -68,7 +68,8 @@ def _output_rounding(
     doubt = up(doubt + slope * (h.off + lost) + gamma(4, wide) * value.abs(), d)
     at_centre, doubt, moving = (torch.cat([value.abs(), doubt, slope * h.moving]) @ block.w_2.abs()).chunk(3)
     rounding = gamma(f + 3, wide) * (z.c.abs() + at_centre + block.b_2.abs()) + doubt
-    rounding = up(rounding + gamma(3 * d + f + 16, narrow) * (z.radius + moving), 2 * f) + z.b
+    underflow = (z.m + z.q + d + f) * (d + f) * torch.finfo(narrow).tiny  # of old and new generators
+    rounding = up(rounding + gamma(3 * d + f + 16, narrow) * (z.radius + moving) + underflow, 2 * f) + z.b
     if arithmetic == "real":
         return rounding
     hidden, skip = up(h.centre.abs() + h.radius), up(z.c.abs() + z.radius)

@@ -253,7 +253,7 @@ def branch_rounding(
     heads = heads + up((gamma(2 * S + 8, c.dtype) + 2 * point.doubt)[..., None] * mean * mean_value, 2 * S)
     moved = P * (r.U_moving + (P * r.U_moving).sum(-1, keepdim=True))
     moved = (moved[..., None, :] @ score_values.abs()).squeeze(-2) + P[..., point.first :] @ r.V_moving
-    return output_rounding(point, heads, moved, shifted, c, radius, dtype)
+    return output_rounding(point, heads, moved, shifted, c, radius, dtype) + r.underflow(c.shape[-1], dtype)
 
 
 def execution_error(

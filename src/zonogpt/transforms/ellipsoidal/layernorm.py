@@ -326,7 +326,7 @@ def scalar_remainders(
     """(A, B, delta): rho(a) - rho(a0) - rho'(a0) lin is in [-A, B] and |rho(a) - rho(a0)| <= delta, rho(a) = 1/sqrt(a).
 
     a = a0 + lin + quad with lin = 2 z0.D / d and quad = |D|^2 / d, over all D with |z0 . D| <= z0_dot and |D| <= r.
-    No Taylor remainder is involved, and the forms do not cancel. rho(a0) and rho'(a0) may be off by gamma_(2d + 16).
+    No Taylor remainder is involved, and the forms do not cancel. rho(a0) and rho'(a0) may be off by gamma of `units`.
     """
     g = gamma(units(d), a0.dtype)
     size = norm2.sqrt()

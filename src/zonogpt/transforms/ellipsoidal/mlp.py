@@ -69,7 +69,8 @@ def mlp_step(
     for part in chunks(z.m, (2 * centre.numel() + 2 * z.c.numel()) * z.c.element_size(), limit):
         spread.add(norm.jacobian(z.G[:, :, part]) @ w_1)
     radius = spread.radius + support(merged, block.w_1.T) + off
-    radius = up(radius + gamma(d + 4, narrow) * moving + gamma(2, wide) * centre.abs(), d)
+    underflow = z.m * d * torch.finfo(narrow).tiny  # of tangents
+    radius = up(radius + gamma(d + 4, narrow) * moving + gamma(2, wide) * centre.abs() + underflow, d)
     require_finite("GELU input", centre, radius)
     slope, mid, half = affine_gelu(centre - radius, centre + radius, GELU_PIECES)
 
@@ -91,7 +92,7 @@ def mlp_step(
     in_tangents = rounding
     if narrow != wide:
         product = (z.symbol_radius[..., None, :] @ narrowed.abs().to(wide)).squeeze(-2)
-        in_tangents = up(rounding + gamma(d + 4, narrow) * product, d)
+        in_tangents = up(rounding + gamma(d + 4, narrow) * product + underflow, d)
     Q = minkowski(sandwich(z.Q, whole), sandwich(norm.error_gram, chain), box_cover(block.w_2, half), box=in_tangents)
     c = z.c + value @ block.w_2 + block.b_2
     out = EllipsoidalZonotope(c, G, Q, z.p)
