@@ -189,7 +189,7 @@ def test_grams_of_attention_formed_in_float32_dominate_those_of_float64(seed, ca
         scores = error_scores(point, pr)
         step = dataclasses.replace(step, error_gram=torch.zeros_like(zz.Q))
         local = torch.zeros(1, 2, zz.n_tokens, 3, 3, dtype=dtype)
-        images = error_images(point, step, zz, pr, scores.key, values, local, torch.zeros_like(zz.c), LIMIT)
+        images, _ = error_images(point, step, zz, pr, scores.key, values, local, torch.zeros_like(zz.c), LIMIT)
         bare = project(point, zz.Q)  # a Gram without slack of its own
         whole = {"jacobian": pr.merged, "queries": bare.QQ, "keys": bare.KK_heads, "values": bare.VV}
         return whole, {"scores": scores.gram, "images": images}
@@ -229,8 +229,8 @@ def test_images_of_other_tokens_where_nearly_everything_cancels(seed, left):
         pr = project(point, only)
         values = 1e3 * point.values()  # scores weigh more than values, whose own slack would hide this one
         metric = torch.ones(2, dtype=dtype)
-        inner, total = _crossed(point, pr, error_scores(point, pr).key, values, metric, slice(0, 5))
-        return total[..., None, None] * inner
+        inner, t = _crossed(point, pr, error_scores(point, pr).key, values, metric, slice(0, 5))
+        return t.sum(-1)[..., None, None] * inner
 
     gram = crossed(torch.float32, list(range(5))).double()
     w = torch.linalg.eigh((gram + gram.mT) / 2)[1].mT

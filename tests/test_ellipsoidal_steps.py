@@ -339,7 +339,8 @@ def test_error_images_are_exact_for_one_source_and_sum_for_many(case):
         pr = project(pt, minkowski(norm.jacobian_gram(Q), error))
         key = error_scores(pt, pr).key
         nothing = torch.zeros(1, I, d).double()
-        return error_images(pt, moved, zz, pr, key, values, local, nothing, LIMIT)[0]
+        images, _ = error_images(pt, moved, zz, pr, key, values, local, nothing, LIMIT)
+        return images[0]
 
     def parts(i, Q, error, local):
         """The summands of query i, each by its own map."""

@@ -148,7 +148,7 @@ def verify_many(
     for spec in specs:
         check_match(model, spec)
     results: dict[int, Result] = {}
-    with torch.no_grad(), _full_precision(run_device):
+    with torch.no_grad(), full_precision(run_device):
         run = _Run(
             method, METHODS[method], run_dtype, meant, budget_bytes, on_block,
             exact=model.converted(model.device, torch.float64),
@@ -357,7 +357,7 @@ def check_match(model: Model, spec: Spec) -> None:
 
 
 @contextlib.contextmanager
-def _full_precision(device: torch.device) -> Iterator[None]:
+def full_precision(device: torch.device) -> Iterator[None]:
     """TF32, reduced reductions and autocast off while bounds are computed, and looked at whether they are."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")

@@ -53,6 +53,11 @@ class Ball:
         mid = low / 2 + high / 2
         return Ball(mid, _up(np.maximum(np.abs(high - mid), np.abs(mid - low))))
 
+    @staticmethod
+    def choose(which: NDArray[np.bool_], a: Ball, b: Ball) -> Ball:
+        """a where `which`, b elsewhere."""
+        return Ball(np.where(which, a.mid, b.mid), np.where(which, a.rad, b.rad))
+
     @property
     def shape(self) -> tuple[int, ...]:
         return self.mid.shape
@@ -67,15 +72,18 @@ class Ball:
     def reshape(self, *shape: int) -> Ball:
         return Ball(self.mid.reshape(shape), self.rad.reshape(shape))
 
+    def transpose(self, *axes: int) -> Ball:
+        return Ball(self.mid.transpose(axes), self.rad.transpose(axes))
+
     def __getitem__(self, index: Any) -> Ball:
         return Ball(self.mid[index], self.rad[index])
 
     def upper(self) -> Array:
         """A float that no number of the ball exceeds."""
-        return np.nextafter(self.mid + self.rad, np.inf)
+        return np.where(self.rad == 0, self.mid, np.nextafter(self.mid + self.rad, np.inf))
 
     def lower(self) -> Array:
-        return np.nextafter(self.mid - self.rad, -np.inf)
+        return np.where(self.rad == 0, self.mid, np.nextafter(self.mid - self.rad, -np.inf))
 
     def size(self) -> Array:
         """A float that no absolute value exceeds."""
@@ -135,6 +143,9 @@ class Ball:
 
     def mean(self, axis: int) -> Ball:
         return self.sum(axis) / self.mid.shape[axis]
+
+    def max(self, axis: int) -> Ball:
+        return Ball.between(self.lower().max(axis), self.upper().max(axis))
 
     def square(self) -> Ball:
         return self * self

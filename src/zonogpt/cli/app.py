@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from zonogpt._version import __version__
-from zonogpt.cli import bench, certify, compare, demo, inspect, radius, verify
+from zonogpt.cli import bench, certify, check, compare, demo, inspect, radius, verify
 from zonogpt.errors import ZonoGptError
 
 BAD_INPUT = 2
@@ -23,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(verify.verify)
+app.command()(check.check)
 app.command()(certify.certify)
 app.command()(radius.radius)
 app.command()(compare.compare)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 from zonogpt.arithmetic import MEANING
+from zonogpt.certificate import write_certificate
 from zonogpt.cli import options
 from zonogpt.cli.options import check_writable, integers, norm_of, size
 from zonogpt.cli.progress import progress_bar
@@ -49,6 +51,9 @@ def verify(
     counterexample: Annotated[
         Path | None, typer.Option(help="If falsified: write the input to this .npz, and an image to a .png beside it.")
     ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="If verified (E, real): write the proof to this file, for `zonogpt check`.")
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the whole result to this file.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the verdict only.")] = False,
 ) -> None:
@@ -58,6 +63,9 @@ def verify(
     """
     check_writable(json)
     check_writable(counterexample, (".npz",))
+    check_writable(certificate)
+    if certificate is not None and (method, arithmetic) != ("E", "real"):
+        raise OptionError("certificates are written by method E, about the network in real arithmetic")
     budget_bytes = size(budget)
     net = load(model)
     spec = build_spec(net, model, image, text, ids, positions, words, radius, label, norm_of(norm))
@@ -71,6 +79,8 @@ def verify(
             net, spec, method=method, attack=attack, timeout=timeout, device=device, dtype=dtype,
             budget_bytes=budget_bytes, seed=seed, hint=hint, on_block=show, arithmetic=arithmetic,
         )  # fmt: skip
+        if certificate is not None and result.status == "verified":
+            write_certificate(net, spec, certificate, torch.device(result.device), show)
     if json is not None:
         write_whole(json, result.to_json() + "\n")
     files = []
@@ -79,6 +89,10 @@ def verify(
     print(result.status)
     if not quiet:
         print(describe(result))
+        if certificate is not None:
+            print(
+                f"certificate: {certificate}" if result.status == "verified" else "no certificate: nothing was proved"
+            )
         if result.status == "falsified":
             print(describe_witness(net, spec, result, files))
     raise typer.Exit(EXIT[result.status])

@@ -23,7 +23,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from zonogpt.domains.rounding import gamma, up
+from zonogpt.domains.rounding import gamma, room, up
 
 MIRRORED, STRIPS = 512, 4  # from this width on, symmetric products are formed strip by strip up to the diagonal
 
@@ -152,8 +152,17 @@ def minkowski(*grams: Tensor, box: Tensor | None = None) -> Tensor:
     That choice of t has the least trace. `box` (..., d) is one more set, |y_k| <= box_k: the Gram
     diag(box_k sum_l box_l), whose t is sum_l box_l.
     """
+    return weighted_sum(minkowski_weights(*grams, box=box), *grams, box=box)
+
+
+def minkowski_weights(*grams: Tensor, box: Tensor | None = None) -> Tensor:
+    """(sets, ...): the t of `minkowski`."""
     sizes = [trace(Q).sqrt() for Q in grams] + ([] if box is None else [box.sum(-1)])
-    t = weights(torch.stack(sizes), dim=0)
+    return weights(torch.stack(sizes), dim=0)
+
+
+def weighted_sum(t: Tensor, *grams: Tensor, box: Tensor | None = None) -> Tensor:
+    """`minkowski` with weights t (sets, ...): any positive ones are sound."""
     total = t.sum(0)
     factors = (total / t)[..., None, None]
     out = factors[0] * grams[0]
@@ -178,9 +187,14 @@ def box_cover(A: Tensor, R: Tensor) -> Tensor:
 
     sum_k R_k^2 A_k A_k^T / w_k with weights w_k proportional to R_k |A_k|, which makes the trace smallest.
     """
-    t = weights(R * torch.linalg.vector_norm(A, dim=-1), dim=-1)
+    t = box_weights(A, R)
     scaled = A * (R * (t.sum(-1, keepdim=True) / t).sqrt())[..., None]
     return rounded_out(symmetric_product(scaled.mT, scaled), terms=A.shape[-2])
+
+
+def box_weights(A: Tensor, R: Tensor) -> Tensor:
+    """(..., k): the weights of `box_cover`."""
+    return weights(R * torch.linalg.vector_norm(A, dim=-1), dim=-1)
 
 
 def lambda_max(Q: Tensor, squarings: int = 4) -> Tensor:
@@ -206,3 +220,8 @@ def lambda_max(Q: Tensor, squarings: int = 4) -> Tensor:
 def rounded_out(Q: Tensor, terms: int = 0) -> Tensor:
     """Q, changed in place, with more of the identity than forming it rounded away, and than can have underflowed."""
     return widened(Q, up(rounding(Q, terms) + (64 + terms) * torch.finfo(Q.dtype).tiny))
+
+
+def with_room(Q: Tensor) -> Tensor:
+    """Q, changed in place: what a block hands on is where somebody who computes it again compares."""
+    return Q.mul_(1 + room()) if room() else Q

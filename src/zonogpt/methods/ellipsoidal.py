@@ -177,11 +177,16 @@ def first_moving(model: Model, spec: Spec) -> int:
     return spec.input.first_moving() if causal else 0
 
 
-def start(model: Model, specs: Sequence[Spec], dtype: torch.dtype, arithmetic: Arithmetic = "real") -> Start:
-    """The input sets, in each one symbol per raw number that moves, and a small box for what embedding rounds off."""
+def start(
+    model: Model, specs: Sequence[Spec], dtype: torch.dtype, arithmetic: Arithmetic = "real", every_token: bool = False
+) -> Start:
+    """The input sets, in each one symbol per raw number that moves, and a small box for what embedding rounds off.
+
+    With `every_token`, those before the first that moves are not told apart.
+    """
     sets = [embedded(spec.input, arithmetic) for spec in specs]
     B, S, d = len(specs), max(spec.input.n_tokens for spec in specs), model.width
-    n = max(sizes(model, spec).n_tokens for spec in specs)
+    n = S if every_token else max(sizes(model, spec).n_tokens for spec in specs)
     m = max(1, *(len(symbols.generators) for symbols in sets))  # one that moves nothing, if none does: no empty sums
     c = torch.empty(B, S, d, dtype=torch.float64, device=model.device)
     G, box = c.new_zeros(B, n, m, d), torch.zeros_like(c)
@@ -231,9 +236,13 @@ def forward(
     limit: int,
     on_block: OnBlock | None,
     arithmetic: Arithmetic = "real",
+    every_token: bool = False,
 ) -> Tape:
-    """Centre and ellipsoids in the model's type, the symbols' tangents in `dtype`."""
-    begin = start(model, specs, dtype, arithmetic)
+    """Centre and ellipsoids in the model's type, the symbols' tangents in `dtype`.
+
+    With `every_token` no token is left out of any block: more work, and one way to look at all of them.
+    """
+    begin = start(model, specs, dtype, arithmetic, every_token)
     still, z = begin.still, begin.z
     blocks = len(model.blocks)
     last_attention = max((t for t, block in enumerate(model.blocks) if isinstance(block, AttentionBlock)), default=-1)
@@ -245,7 +254,7 @@ def forward(
         try:
             if isinstance(block, AttentionBlock):
                 # Behind the last attention only the tokens that the head reads matter.
-                one = t == last_attention and model.head.pool == "last"
+                one = t == last_attention and model.head.pool == "last" and not every_token
                 seen = nothing = Still.none(z.c, block.n_heads)
                 if still is not None:
                     queries = 1 if one else still.n_tokens
@@ -309,9 +318,16 @@ def _at_the_head(
 
 def backward(tape: Tape) -> tuple[Tensor, dict[Where, Tensor]]:
     """Margins (B, K), and what each step takes from them, averaged over the rows (B,)."""
+    margins, _, losses = adjoint(tape)
+    return margins, {where: loss.mean(1) for where, loss in losses.items()}
+
+
+def adjoint(tape: Tape) -> tuple[Tensor, Tensor, dict[Where, Tensor]]:
+    """Margins (B, K); which rows went back through all blocks (B, R); and what each step takes from these (B, R)."""
     B, K = tape.value.shape
     every = torch.arange(K, device=tape.value.device).expand(B, -1)
     if K <= MOST_ROWS:
+        lowest = every
         pieces = [_go_back(tape, rows) for rows in every.split(ROWS, dim=1)]
         margins = torch.cat([margins for margins, _ in pieces], dim=1)
     else:
@@ -322,8 +338,8 @@ def backward(tape: Tape) -> tuple[Tensor, dict[Where, Tensor]]:
         pieces = [_go_back(tape, rows) for rows in lowest.split(ROWS, dim=1)]
         better = torch.maximum(margins.gather(1, lowest), torch.cat([margins for margins, _ in pieces], dim=1))
         margins.scatter_(1, lowest, better)
-    losses = {where: torch.cat([loss[where] for _, loss in pieces], dim=1).mean(1) for where in pieces[0][1]}
-    return margins, losses
+    losses = {where: torch.cat([loss[where] for _, loss in pieces], dim=1) for where in pieces[0][1]}
+    return margins, lowest, losses
 
 
 def _pooled_rows(tape: Tape, rows: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ from zonogpt.transforms.attention_rounding import (
     output_rounding,
 )
 from zonogpt.transforms.ellipsoidal.attention_errors import (
+    ImageWeights,
     Projections,
     error_images,
     error_scores,
@@ -71,6 +72,8 @@ class AttentionStep:
     product_gram: Tensor  # (B, H, I, e, e): cover of sum_j dP_ij dV_j
     key_radius: Tensor  # (B, H, n, e): how far a key is from the centre's, all told
     value_radius: Tensor  # (B, H, n, e)
+    R_U: Tensor  # (B, H, I, S): bounds what is not linear in the scores
+    t: ImageWeights
     executed: Tensor  # (B, n, d): what an execution of LayerNorm may be off by; 0 for real arithmetic
     rounding: Tensor  # (B, I, d): as in MlpStep
 
@@ -155,10 +158,11 @@ def attention_step(
     values = point.values()
     linear = up(sums.W.radius + errors.radius)
     change = changes(point, sums, pr, rounding)
+    R_U = up(change.score_products(point) + rounding.scores)
     s = softmax_step(
         log_P=point.log_P,
         linear=linear,
-        R_U=up(change.score_products(point) + rounding.scores),
+        R_U=R_U,
         score_gram=score_gram,
         length=torch.linalg.vector_norm(values, dim=-1),
         doubt=point.doubt,
@@ -185,13 +189,22 @@ def attention_step(
         executed = norm.execution_error()
         error = execution_error(point, rounding, s, norm, still, executed, up(before.abs() + deviation))
         off = {dtype: x + error for dtype, x in off.items()}
-    Q = error_images(point, norm, z, pr, errors.key, score_values, local, off[z.G.dtype], limit)
+    Q, image_weights = error_images(point, norm, z, pr, errors.key, score_values, local, off[z.G.dtype], limit)
     c = before + block.join_heads(shifted) @ block.w_o + block.b_o
     out = EllipsoidalZonotope(c=c, G=G, Q=Q, p=z.p)
     require_finite("attention output", out.c, out.G, out.Q)
-    key_radius = change.K[:, :, point.first :]
     step = AttentionStep(
-        point, norm.for_the_tape(), s, value_gram, product, key_radius, change.V, executed, off[z.c.dtype]
+        point=point,
+        norm=norm.for_the_tape(),
+        softmax=s,
+        value_gram=value_gram,
+        product_gram=product,
+        key_radius=change.K[:, :, point.first :],
+        value_radius=change.V,
+        R_U=R_U,
+        t=image_weights,
+        executed=executed,
+        rounding=off[z.c.dtype],
     )
     return out, step
 

@@ -23,6 +23,7 @@ from zonogpt.domains.ellipsoidal import (
     trace,
     weights,
     widened,
+    with_room,
 )
 from zonogpt.domains.rounding import gamma, up
 from zonogpt.transforms.ellipsoidal.attention_point import AttentionPoint
@@ -133,6 +134,15 @@ def row_minkowski(P: Tensor, *grams: Tensor) -> Tensor:
     return widened(out, up(gamma(8, out.dtype) * trace(out)))
 
 
+@dataclass(frozen=True)
+class ImageWeights:
+    """The weights of the Minkowski sum that is a query's new error."""
+
+    own: Tensor  # (3, B, I): the query's own old error, LayerNorm's there, rounding
+    local: Tensor  # (B, H, I): new errors, head by head
+    crossed: Tensor  # (B, I, n): errors of other tokens
+
+
 def error_images(
     point: AttentionPoint,
     norm: LayerNormStep,
@@ -143,9 +153,9 @@ def error_images(
     local: Tensor,
     rounding: Tensor,
     limit: int,
-) -> Tensor:
+) -> tuple[Tensor, ImageWeights]:
     """(B, I, d, d): the Minkowski sum, per query, of the images of all old errors, of the new errors `local`, and of
-    the box `rounding` (B, I, d).
+    the box `rounding` (B, I, d); and its weights.
 
     `key` as in ErrorScores, `score_values` as in branch_images, `local` (B, H, I, e, e) in head space. The
     images of other tokens need no d x d map per pair of tokens: see `_crossed`.
@@ -160,16 +170,17 @@ def error_images(
     t_own = weights(torch.stack([trace(carried).sqrt(), trace(fresh).sqrt(), rounding.sum(-1)]), 0)  # (3, B, I)
     out = carried.div_(t_own[0, ..., None, None]).addcdiv_(fresh, t_own[1, ..., None, None])
     total = t_own.sum(0) + t_local.sum(1)
-    crossed_total = []
+    crossed = []
     for part in chunks(I, _query_bytes(point), limit):
         inner, t_crossed = _crossed(point, pr, key, score_values, metric, part)
         blocks = local[:, :, part] / t_local[:, :, part, None, None]
         head_blocks(inner, H).add_(blocks)
         out[:, part] += sandwich(inner, point.block.w_o)
-        crossed_total.append(t_crossed)
+        crossed.append(t_crossed)
     out.diagonal(dim1=-2, dim2=-1).add_(up(rounding * (rounding.sum(-1) / t_own[2])[..., None], 2 * rounding.shape[-1]))
-    total = up(total + torch.cat(crossed_total, dim=1), point.P.shape[-1] + H)
-    return rounded_out(out.mul_(total[..., None, None]))
+    t = ImageWeights(t_own, t_local, torch.cat(crossed, dim=1))
+    total = up(total + t.crossed.sum(-1), point.P.shape[-1] + H)
+    return with_room(rounded_out(out.mul_(total[..., None, None]))), t
 
 
 def _query_bytes(point: AttentionPoint) -> int:
@@ -180,7 +191,7 @@ def _query_bytes(point: AttentionPoint) -> int:
 def _crossed(
     point: AttentionPoint, pr: Projections, key: Tensor, score_values: Tensor, metric: Tensor, queries: slice
 ) -> tuple[Tensor, Tensor]:
-    """sum_{s != i} Gram_is / t_is (B, i, d, d) in head space, and sum_s t_is (B, i), for a slice of queries.
+    """sum_{s != i} Gram_is / t_is (B, i, d, d) in head space, and t_is (B, i, n), for a slice of queries.
 
     Source s moves head h of query i by P_is^h V_dot_s^h + b_is^h (Q_i^h . K_dot_s^h), b = P score_values / sqrt(e).
     Block (h, g) of its Gram is  P^h P^g VV_s^hg + P^h x_hg (b^g)^T + b^h (P^g x_gh)^T + y_hg b^h (b^g)^T  with
@@ -214,7 +225,7 @@ def _crossed(
     of_value, of_key = _sizes(point, pr)
     summands = P * of_value[:, :, None] + torch.linalg.vector_norm(b, dim=-1) * of_key[:, :, queries]
     parts = (summands.square().sum(1) * inverse).sum(-1)
-    return widened(inner, gamma(4 * e * H + 2 * e + 2 * P.shape[-1] + 32, b.dtype) * parts), t.sum(-1)
+    return widened(inner, gamma(4 * e * H + 2 * e + 2 * P.shape[-1] + 32, b.dtype) * parts), t
 
 
 def _sizes(point: AttentionPoint, pr: Projections) -> tuple[Tensor, Tensor]:

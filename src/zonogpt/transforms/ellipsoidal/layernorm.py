@@ -61,9 +61,11 @@ class LayerNormStep:
     sloped: Tensor  # (B, n) booleans
     z0: Tensor  # (B, n, d)
     a0: Tensor  # (B, n)
+    shift: Tensor  # (B, n): the middle of e_rho
     half: Tensor  # (B, n): half-width of e_rho
     largest: Tensor  # (B, n): bound of |e_rho|
     delta: Tensor  # (B, n): bound of |d_rho|
+    polar: Tensor  # (B, n) booleans: the product's centre is part of x_hat
     bend: Tensor  # (B, n, d): what the product's centre adds to x_hat
     ball: Tensor  # (B, n): |(LN(x) - beta) / gamma|_2 <= ball
     rounding: Tensor  # (B, n, d)
@@ -265,9 +267,11 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope, limit: int) -> Layer
         sloped=sloped,
         z0=z0,
         a0=a0,
+        shift=shift,
         half=half,
         largest=largest,
         delta=delta,
+        polar=polar,
         bend=bend,
         ball=ball,
         rounding=rounding,

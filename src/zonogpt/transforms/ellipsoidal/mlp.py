@@ -14,7 +14,16 @@ from torch import Tensor
 
 from zonogpt.arithmetic import Arithmetic
 from zonogpt.domains.chunks import chunks, stream_limit
-from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, box_cover, minkowski, sandwich, support
+from zonogpt.domains.ellipsoidal import (
+    EllipsoidalZonotope,
+    box_cover,
+    minkowski,
+    minkowski_weights,
+    sandwich,
+    support,
+    weighted_sum,
+    with_room,
+)
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.symbols import SymbolSums
@@ -30,8 +39,11 @@ GELU_PIECES = 16  # half-widths within 1 % of what they could be, at half the pr
 class MlpStep:
     block: MlpBlock
     norm: LayerNormStep
+    radius: Tensor  # (B, n, f): how far GELU's input is from the centre's
     slope: Tensor  # (B, n, f)
+    mid: Tensor  # (B, n, f)
     half: Tensor  # (B, n, f)
+    t: Tensor  # (4, B, n): the weights of the output's Minkowski sum: old error, LayerNorm's, GELU's, rounding
     rounding: Tensor  # (B, n, d): |w| . rounding bounds what the step rounds off a functional w of its output
 
     kind = "mlp"
@@ -93,8 +105,10 @@ def mlp_step(
     if narrow != wide:
         product = (z.symbol_radius[..., None, :] @ narrowed.abs().to(wide)).squeeze(-2)
         in_tangents = up(rounding + gamma(d + 4, narrow) * product + underflow, d)
-    Q = minkowski(sandwich(z.Q, whole), sandwich(norm.error_gram, chain), box_cover(block.w_2, half), box=in_tangents)
+    parts = sandwich(z.Q, whole), sandwich(norm.error_gram, chain), box_cover(block.w_2, half)
+    t = minkowski_weights(*parts, box=in_tangents)
+    Q = with_room(weighted_sum(t, *parts, box=in_tangents))
     c = z.c + value @ block.w_2 + block.b_2
     out = EllipsoidalZonotope(c, G, Q, z.p)
     require_finite("MLP output", out.c, out.G, out.Q)
-    return out, MlpStep(block, norm.for_the_tape(), slope, half, rounding)
+    return out, MlpStep(block, norm.for_the_tape(), radius, slope, mid, half, t, rounding)

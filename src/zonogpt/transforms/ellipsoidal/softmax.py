@@ -40,6 +40,8 @@ class SoftmaxStep:
     scores: Tensor  # the part of the error that products of score changes make
     total: Tensor
     residual: Tensor
+    W: Tensor  # bounds the centred score change, all of it
+    zeta: Tensor  # (B, H, I): bounds zeta
 
 
 def softmax_step(
@@ -83,6 +85,8 @@ def softmax_step(
         scores=torch.where(keep, scores, nothing),
         total=torch.fmin(up(total + doubt[..., None] * P), deviation).masked_fill(hidden, 0.0),
         residual=up(residual).masked_fill(hidden, 0.0),
+        W=W,
+        zeta=2 * half_zeta[..., 0],
     )
 
 

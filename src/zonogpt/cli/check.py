@@ -1,0 +1,23 @@
+"""zonogpt check"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zonogpt.cli import options
+from zonogpt.model.checkpoint import find
+from zonogpt_check.__main__ import main
+
+
+def check(
+    certificate: Annotated[Path, typer.Argument(help="File from `zonogpt verify --certificate`.")],
+    model: options.ModelName,
+) -> None:
+    """Goes through a certificate line by line, with a program of its own that shares no code with `verify`.
+
+    Exit code: 0 valid, 1 not valid (the first line that does not hold is named), 2 unreadable.
+    """
+    raise typer.Exit(main([str(certificate), str(find(model))]))

@@ -1,0 +1,120 @@
+"""The file: a safetensors file with JSON in its header. Nothing in it is believed, nothing in it can run.
+
+The digest in the header is the sha256 of the file with the digest's own 64 digits replaced by zeros.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from zonogpt_check.ball import Array, Ball
+from zonogpt_check.sets import InvalidError
+
+FORMAT = "zonogpt certificate 1"
+LONGEST_HEADER = 1 << 24
+
+
+class UnreadableError(Exception):
+    """The file is not what it should be, so that nothing can be said about its content."""
+
+
+class Certificate:
+    def __init__(self, file: Path) -> None:
+        try:
+            self._arrays = safe_open(file, framework="numpy")
+            metadata = self._arrays.metadata() or {}
+            names = set(self._arrays.keys())
+        except (SafetensorError, OSError, ValueError) as error:
+            raise UnreadableError(f"{file} is not a safetensors file: {error}") from error
+        if metadata.get("format") != FORMAT:
+            raise UnreadableError(f"{file} is not a {FORMAT!r}")
+        if metadata.get("digest") != digest(file, metadata.get("digest", "")):
+            raise InvalidError("file: the digest is not that of its content")
+        try:
+            self.about: dict[str, Any] = json.loads(metadata["about"])
+        except (KeyError, ValueError, RecursionError) as error:
+            raise UnreadableError(f"{file} has no readable description: {error!r}") from error
+        self._unread = names
+
+    def get(self, name: str, dtype: str, *shape: int) -> NDArray[Any]:
+        """The array of this name, type and shape: looked at before a byte of it is read."""
+        if name not in self._unread:
+            raise InvalidError(f"{name}: is missing")
+        entry = self._arrays.get_slice(name)
+        if (entry.get_dtype(), tuple(entry.get_shape())) != (dtype, shape):
+            raise InvalidError(f"{name}: is {entry.get_dtype()} {entry.get_shape()}, not {dtype} {list(shape)}")
+        self._unread.remove(name)
+        return np.asarray(self._arrays.get_tensor(name))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if name not in self._unread:
+            raise InvalidError(f"{name}: is missing")
+        return tuple(self._arrays.get_slice(name).get_shape())
+
+    def finish(self) -> None:
+        if self._unread:
+            raise InvalidError(f"{min(self._unread)}: has no place in the proof")
+
+
+class Lines:
+    """The arrays of one step: choices, which may be any numbers, and claims, which must hold."""
+
+    def __init__(self, certificate: Certificate, place: str) -> None:
+        self.certificate, self.place = certificate, place
+
+    def of(self, part: str) -> Lines:
+        return Lines(self.certificate, f"{self.place}.{part}")
+
+    def floats(self, name: str, *shape: int) -> Array:
+        array = self.certificate.get(f"{self.place}.{name}", "F64", *shape)
+        self.require(name, np.isfinite(array), "is not finite")
+        return array
+
+    def positive(self, name: str, *shape: int) -> Array:
+        array = self.floats(name, *shape)
+        self.require(name, array > 0, "is a weight and must be positive")
+        return array
+
+    def flags(self, name: str, *shape: int) -> NDArray[np.bool_]:
+        return self.certificate.get(f"{self.place}.{name}", "BOOL", *shape)
+
+    def at_least(self, name: str, bound: Ball) -> Ball:
+        """The claim `name`, which must not be below `bound`; NaN is below everything."""
+        claim = self.floats(name, *bound.shape)
+        self.require(name, claim >= bound.upper(), "is too small", claim, bound.upper())
+        return Ball(claim)
+
+    def require(self, name: str, holds: NDArray[np.bool_], what: str, *numbers: Array) -> None:
+        if not holds.all():
+            at = tuple(int(i) for i in np.argwhere(~holds)[0])
+            said = "".join(f", {word} {x[at]:.17g}" for word, x in zip(("claimed", "but found"), numbers, strict=False))
+            raise InvalidError(f"{self.place}.{name}{list(at)} {what}{said}")
+
+
+def digest(file: Path, said: str) -> str:
+    """Of the file, with the digest that it says replaced by zeros: it must stand in the header, once."""
+    with open(file, "rb") as stream:
+        head = stream.read(8)
+        length = int.from_bytes(head, "little")
+        if length > LONGEST_HEADER:
+            raise UnreadableError(f"{file} has a header of {length} bytes")
+        header = stream.read(length)
+        if len(said) != 64 or header.count(said.encode()) != 1:
+            raise InvalidError("file: there is no digest")
+        state = hashlib.sha256(head + header.replace(said.encode(), b"0" * 64))
+        for block in _blocks(stream):
+            state.update(block)
+    return state.hexdigest()
+
+
+def _blocks(stream: Any) -> Iterator[bytes]:
+    while block := stream.read(1 << 20):
+        yield block

@@ -1,0 +1,96 @@
+"""The input set: a box or ball of pixels or token embeddings, and how it looks as embedded tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from zonogpt_check.ball import Array, Ball, largest
+from zonogpt_check.certificate import Certificate, Lines
+from zonogpt_check.model import IMAGES, TEXTS, Model, digest
+from zonogpt_check.sets import InvalidError, Set, box_gram, covers, dual
+
+NORMS = {"inf": math.inf, "2": 2.0, "1": 1.0}
+
+
+@dataclass(frozen=True)
+class Start:
+    set: Set
+    box: Ball  # (S, d): what c and G miss
+    said: str
+
+
+def input_set(certificate: Certificate, model: Model) -> Start:
+    about, lines = certificate.about["input"], Lines(certificate, "input")
+    p, radius = NORMS[about["norm"]], float(about["radius"])
+    if not 0 <= radius < math.inf:
+        raise InvalidError(f"input: radius {radius}")
+    shape = model.image[:2] if model.architecture == IMAGES else (len(about["positions"]), model.head.shape[0])
+    anchor = lines.floats("anchor", *shape)
+    centre, scale, cut = anchor, Ball(np.full(shape, radius)), ""
+    arrays = [anchor]
+    if p == math.inf:
+        low, high = lines.floats("lower", *shape), lines.floats("upper", *shape)
+        arrays += [low, high]
+        # Everything within the radius, cut off at the smallest and the largest number of the box. Rounded to nearest,
+        # anchor - radius lies above all floats below it, and so does the exact difference.
+        below, above = (low < anchor - radius) | (radius == 0), (high > anchor + radius) | (radius == 0)
+        lines.require("lower", (low <= anchor) & (below | (low == low.min())), "leaves out inputs within the radius")
+        lines.require("upper", (high >= anchor) & (above | (high == high.max())), "leaves out inputs within the radius")
+        centre = low / 2 + high / 2
+        scale = largest(Ball(high) - centre, Ball(centre) - low)
+        cut = f", between {low.min():g} and {high.max():g}"
+    said = [about["norm"], about["radius"], about.get("ids"), about.get("positions")]
+    if about["sha256"] != digest(said, arrays):
+        raise InvalidError("input: the digest is not that of the input set")
+    if model.architecture == IMAGES:
+        tokens, G, what = _image(model, centre, scale)
+    else:
+        tokens, G, what = _text(model, about, lines, anchor, centre, scale)
+    S, d = tokens.shape
+    c, Q = lines.floats("c", S, d), lines.floats("Q", S, d, d)
+    box = abs(tokens - c) + dual(Ball(G.rad), p, 1)
+    lines.require("Q", covers(Q, box_gram(box)), "does not contain what embedding rounds off")
+    return Start(Set(c, G.mid, Q, p), box, f"for {what} within {radius:g} (l_{about['norm']}){cut}")
+
+
+def _image(model: Model, centre: Array, scale: Ball) -> tuple[Ball, Ball, str]:
+    weight, bias, positions = model.embedding
+    tokens = Ball(_patches(centre, model)) @ weight + bias + positions
+    S, q = len(positions), len(weight)
+    half = Ball(_patches(scale.mid, model), _patches(scale.rad, model))  # (S, q)
+    one_token = (half[..., None] * weight)[:, None] * np.eye(S)[
+        :, :, None, None
+    ]  # (S, S, q, d): a pixel moves its token
+    return tokens, one_token.reshape(S, S * q, -1), "every image"
+
+
+def _patches(image: Array, model: Model) -> Array:
+    height, width, h, w = model.image
+    return image.reshape(height // h, h, width // w, w).transpose(0, 2, 1, 3).reshape(-1, h * w)
+
+
+def _text(
+    model: Model, about: dict[str, Any], lines: Lines, anchor: Array, centre: Array, scale: Ball
+) -> tuple[Ball, Ball, str]:
+    tokens, positions = model.embedding
+    ids, at = np.array(about["ids"], dtype=np.int64), np.array(about["positions"], dtype=np.int64)
+    S, d = len(ids), tokens.shape[1]
+    if not (0 < S <= len(positions) and ids.min() >= 0 and ids.max() < len(tokens)):
+        raise InvalidError("input: these are not tokens of the model")
+    if len(set(at.tolist())) != len(at) or len(at) == 0 or at.min() < 0 or at.max() >= S:
+        raise InvalidError("input: these are not positions of the text")
+    if model.architecture == TEXTS and model.pad is not None and S > 1 and ids[-1] == model.pad:
+        raise InvalidError("input: the last token is padding, which the model does not read")
+    lines.require("anchor", anchor == tokens[ids[at]], "is not the embedding of its token")
+    raw = tokens[ids].copy()
+    raw[at] = centre
+    G = np.zeros((2, S, len(at), d, d))
+    for k, position in enumerate(at):
+        G[0, position, k], G[1, position, k] = np.diag(scale.mid[k]), np.diag(scale.rad[k])
+    moving = Ball(G[0].reshape(S, -1, d), G[1].reshape(S, -1, d))
+    where = ", ".join(str(i) for i in at)
+    return Ball(raw) + positions[:S], moving, f"tokens {about['ids']} with every embedding at position {where}"

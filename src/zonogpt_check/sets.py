@@ -1,0 +1,149 @@
+"""The sets that a certificate speaks of, and the few facts about ellipsoids that the proof rests on.
+
+    x_s = c_s + sum_j G_sj eps_j + phi_s,    ||eps||_p <= 1 shared by all tokens s,    phi_s in E(Q_s)
+
+E(Q) = {y : w.y <= sqrt(w^T Q w) for every w}. Linear maps act exactly: y -> y A sends Q to A^T Q A. For any positive t,
+(sum t) sum_i Q_i / t_i contains the sum of the E(Q_i) (Cauchy-Schwarz). Bounds are balls: their upper ends count.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zonogpt_check.ball import Array, Ball, U, gamma
+
+
+class InvalidError(Exception):
+    """A line of the certificate does not hold; the message says which."""
+
+
+@dataclass(frozen=True)
+class Set:
+    """c and Q as the certificate has them, G as computed here: what that rounds is in Q. Plain floats, exact."""
+
+    c: Array  # (S, d)
+    G: Array  # (S, m, d)
+    Q: Array  # (S, d, d)
+    p: float
+
+    def radius(self) -> Ball:
+        """(S, d): bounds |x - c|."""
+        return dual(Ball(self.G), self.p, 1) + diagonal(Ball(self.Q)).sqrt()
+
+
+def dual(values: Ball, p: float, axis: int) -> Ball:
+    """The largest |sum_j values_j eps_j| over ||eps||_p <= 1, j along `axis`."""
+    if p == math.inf:
+        return abs(values).sum(axis)
+    return values.square().sum(axis).sqrt() if p == 2 else abs(values).max(axis)
+
+
+def length(x: Ball) -> Ball:
+    return x.square().sum(-1).sqrt()
+
+
+def centred(x: Ball) -> Ball:
+    return x - x.mean(-1)[..., None]
+
+
+def diagonal(Q: Ball) -> Ball:
+    return Ball(np.diagonal(Q.mid, axis1=-2, axis2=-1), np.diagonal(Q.rad, axis1=-2, axis2=-1))
+
+
+def diagonal_matrix(x: Ball) -> Ball:
+    return x[..., None] * np.eye(x.shape[-1])
+
+
+def size_of(Q: Ball) -> Array:
+    """About sqrt(trace Q): for weights, of which any are sound."""
+    return np.sqrt(np.maximum(np.trace(Q.mid, axis1=-2, axis2=-1), 0.0))
+
+
+def weights(sizes: Array, axis: int) -> Array:
+    """Positive numbers close to `sizes`."""
+    return np.asarray(sizes + 1e-6 * sizes.sum(axis, keepdims=True) + 1e-154)
+
+
+def support(Q: Ball, w: Ball) -> Ball:
+    """sqrt(w^T Q w) for Q (..., d, d) and directions w (..., k, d): (..., k)."""
+    return ((w @ Q) * w).sum(-1).sqrt()
+
+
+def image(Q: Ball, A: Ball) -> Ball:
+    return A.T @ Q @ A
+
+
+def box_gram(b: Ball) -> Ball:
+    """{y : |y_k| <= b_k} is in E(diag(b_k sum_l b_l))."""
+    return diagonal_matrix(b * b.sum(-1)[..., None])
+
+
+def sum_of(grams: list[Ball], t: Array | None = None) -> Ball:
+    """The Minkowski sum, with weights t (sets, ...) or those of the least trace."""
+    t = weights(np.stack([size_of(Q) for Q in grams]), 0) if t is None else t
+    terms = [Q / ti[..., None, None] for Q, ti in zip(grams, t, strict=True)]
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return Ball(t).sum(0)[..., None, None] * total
+
+
+def cover(T: Ball, p: float) -> Ball:
+    """A Gram whose ellipsoid contains sum_j T_j eps_j, for T (..., m, k)."""
+    if p == math.inf:  # a box of symbols, with weights
+        t = weights(length(T).mid, -1)
+        return Ball(t).sum(-1)[..., None, None] * ((T / t[..., None]).T @ T)
+    gram = T.T @ T
+    if p == 1:  # the hull of the +-T_j lies in the ball of the longest, too
+        round_ = diagonal_matrix(length(T).max(-1).square()[..., None] + np.zeros(gram.shape[:-1]))
+        return Ball.choose((size_of(round_) < size_of(gram))[..., None, None], round_, gram)
+    return gram
+
+
+def longest(T: Ball, p: float) -> Ball:
+    """Bounds |sum_j T_j eps_j|_2."""
+    if p == 1:
+        return length(T).max(-1)
+    return smaller(largest_eigenvalue(cover(T, p)).sqrt(), length(dual(T, p, -2)))
+
+
+def smaller(a: Ball, b: Ball) -> Ball:
+    """Of two bounds the better one; where one is not a number, the other."""
+    first, second = (np.where(np.isnan(x.upper()), np.inf, x.upper()) for x in (a, b))
+    return Ball.choose(first <= second, a, b)
+
+
+def covers(Q: Array, R: Ball) -> NDArray[np.bool_]:
+    """(...): whether Q - R is positive semidefinite for every matrix of the ball, proved by Cholesky's algorithm.
+
+    It succeeds on M - shift only if M - shift + E is positive semidefinite for some |E| <= gamma(d + 1) trace(M): then
+    M is, if the shift is larger. Symmetric matrices only: of the ball the symmetric ones count.
+    """
+    d = Q.shape[-1]
+    M = Q - (R.mid + np.swapaxes(R.mid, -1, -2)) / 2
+    off = np.sqrt(np.square(R.rad + 4 * U * (np.abs(Q) + np.abs(R.mid))).sum((-1, -2)))
+    shift = 2 * off + 4 * gamma(d + 4) * np.abs(np.diagonal(M, axis1=-2, axis2=-1)).sum(-1) + 1e-300
+    shifted = M - shift[..., None, None] * np.eye(d)
+    return np.array([_succeeds(m) for m in shifted.reshape(-1, d, d)], dtype=bool).reshape(shift.shape)
+
+
+def _succeeds(M: Array) -> bool:
+    try:
+        return bool(np.isfinite(np.linalg.cholesky(M)).all())
+    except np.linalg.LinAlgError:
+        return False
+
+
+def largest_eigenvalue(R: Ball) -> Ball:
+    """(...): an upper bound, guessed and then proved; infinite where the guess cannot be proved."""
+    d = R.shape[-1]
+    finite = np.asarray(np.isfinite(R.mid + R.rad).all((-1, -2)))
+    safe = np.where(finite[..., None, None], R.mid, 0.0)
+    top = np.maximum(np.linalg.eigvalsh((safe + np.swapaxes(safe, -1, -2)) / 2)[..., -1], 0.0)
+    slack = 4 * np.sqrt(np.square(R.rad).sum((-1, -2))) + 1e-9 * top + 100 * d * U * np.abs(safe).max((-1, -2)) + 1e-290
+    guess = np.asarray(top + slack)
+    return Ball(np.where(covers(guess[..., None, None] * np.eye(d), R), guess, np.inf))

@@ -1,0 +1,125 @@
+"""A softmax row whose scores move, exactly: with delta the change minus its P-mean and psi(t) = e^t - 1 - t,
+
+    p_j = P_j e^(delta_j) / Z,   Z = 1 + sum_j P_j psi(delta_j),   zeta = 1 - 1 / Z in [0, 1)
+    sum_j p_j v_j - y = sum_j P_j (delta_j + (1 - zeta) psi(delta_j) - zeta delta_j) (v_j - y),   y = sum_j P_j v_j
+
+On |t| <= W, psi is replaced by chord t + middle, zeta by the middle of [0, zeta]. Arrays are (H, i, j): head, query, key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zonogpt_check.ball import Array, Ball, largest, smallest
+from zonogpt_check.certificate import Lines
+from zonogpt_check.sets import largest_eigenvalue, length, smaller
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """sum_j (p_j - P_j) v_j = sum_j (P_j slope_j delta_j + shift_j + xi common_j + xi_j (error_j + scores_j)) v'_j
+
+    for |xi|, |xi_j| <= 1 and delta the part of the centred change that is linear. |p - P| <= total, |p - P - P delta| <=
+    residual. Rows that are not sloped have nothing but `error`.
+    """
+
+    sloped: NDArray[np.bool_]  # (H, i)
+    slope: Ball
+    shift: Ball
+    common: Ball
+    error: Ball
+    scores: Ball
+    total: Ball
+    residual: Ball
+
+
+def softmax_step(log_P: Ball, P: Ball, seen: Array, linear: Ball, R_U: Ball, gram: Ball, lines: Lines) -> Softmax:
+    """`linear` bounds the linear centred change, key by key, `gram` covers it for all keys of a row, `R_U` bounds what
+    else the scores do. `seen` is 1 for keys that are not masked, 0 for others, where everything is 0."""
+    mean = (P * R_U).sum(-1)[..., None]
+    visible, none = np.broadcast_to(seen > 0, P.shape), Ball(np.zeros(P.shape))
+    rest = Ball.choose(visible, R_U + mean, none)
+    W = lines.at_least("W", Ball.choose(visible, linear + rest, none))
+    # Z - 1 = sum P psi(delta) <= sum (P phi(W) / 2) delta^2: key by key, and for all keys together.
+    weight = (log_P + log_phi(W)).exp() / 2 * seen
+    root = weight.sqrt()
+    together = largest_eigenvalue(root[..., None] * gram * root[..., None, :]).sqrt() + length(root * rest)
+    excess = smaller((weight * W.square()).sum(-1), together.square())
+    claim = lines.floats("zeta", *P.shape[:-1])
+    bound = Ball.choose(claim == 1, Ball(claim), excess / (1 + excess))  # 1 needs no proof
+    lines.require("zeta", (claim <= 1) & (claim >= bound.upper() - (claim == 1)), "is too small", claim, bound.upper())
+    half_zeta = Ball(claim / 2)[..., None]
+
+    chord, middle, half = chord_of_psi(W)
+    slope = 1 + (1 - half_zeta) * chord - half_zeta
+    error = P * (half + half_zeta * (1 + chord) * W)
+    scores = P * (abs(slope) * R_U + abs(slope - 1) * mean)
+    range_ = deviation(log_P, P, W, seen)
+    total = P * largest(W.expm1(), 2 * half_zeta * (-W).exp() - (-W).expm1())
+    residual = P * (largest(psi(W), 2 * half_zeta * (1 + W)) + rest)
+    sloped = lines.flags("rows", *P.shape[:-1])
+    keep = np.broadcast_to(sloped[..., None], P.shape)
+    return Softmax(
+        sloped=sloped,
+        slope=Ball.choose(keep, slope, none),
+        shift=Ball.choose(keep, P * (1 - half_zeta) * middle, none),
+        common=Ball.choose(keep, P * half_zeta * middle, none),
+        error=Ball.choose(keep, error, range_),
+        scores=Ball.choose(keep, scores, none),
+        total=smaller(total, range_),
+        residual=residual,
+    )
+
+
+def psi(t: Ball) -> Ball:
+    """e^t - 1 - t; for |t| < 1/2 by the first 14 terms of its series, the rest of which is below 1e-16 of it."""
+    near = np.abs(t.mid) + t.rad < 0.5
+    small = Ball.choose(near, t, Ball(np.zeros(t.shape)))
+    series = Ball(np.ones(t.shape))
+    for k in range(15, 2, -1):
+        series = 1 + small / k * series
+    return Ball.choose(near, small.square() / 2 * series * Ball(1.0, 1e-16), t.expm1() - t)
+
+
+def chord_of_psi(W: Ball) -> tuple[Ball, Ball, Ball]:
+    """(chord, middle, half): |psi(t) - chord t - middle| <= half for |t| <= W. chord and middle are plain floats.
+
+    psi - chord t is convex: largest at an end, least where e^t = 1 + chord.
+    """
+    w = W.mid
+    small = np.minimum(w, 0.5) ** 2
+    series = small * (1 / 6 + small * (1 / 120 + small * (1 / 5040 + small / 362880)))
+    chord = np.where(w < 0.5, series, np.sinh(w) / np.maximum(w, 0.5) - 1)
+    high = largest(psi(W) - chord * W, psi(-W) + chord * W)
+    low = chord - (1 + Ball(chord)) * Ball(chord).log1p()
+    middle = Ball(((high + low) / 2).mid)
+    return Ball(chord), middle, largest(high - middle, middle - low)
+
+
+def log_phi(W: Ball) -> Ball:
+    """log of (at least) 2 psi(W) / W^2, W >= 0; at most W, so that no exponential overflows."""
+    near = W.upper() < 0.5
+    small = Ball.choose(near, W, Ball(np.zeros(W.shape)))
+    series = 1 + small * (1 / Ball(3.0) + small * (1 / Ball(12.0) + small * (1 / Ball(60.0) + small / 300)))
+    big = Ball.choose(near, Ball(np.ones(W.shape)), W)
+    large = big + (1 - (1 + big) * (-big).exp()).log() + Ball(2.0).log() - 2 * big.log()
+    return Ball.choose(near, series.log(), large)
+
+
+def deviation(log_P: Ball, P: Ball, W: Ball, seen: Array) -> Ball:
+    """The exact range: p_j is largest where its own score rises by W_j and all others fall by theirs."""
+
+    def fraction(own: Ball, others: Ball) -> Ball:
+        """e^own_j / (e^own_j + sum_k!=j e^others_k), for the exponents of every key j."""
+        theirs = others[..., None, :] + np.zeros((seen.shape[-1], 1))  # (H, i, j, k)
+        top = np.maximum(own.mid, np.where(counted, theirs.mid, -np.inf).max(-1))
+        theirs = Ball.choose(counted, theirs, Ball(top[..., None] + np.zeros(theirs.shape)))
+        mine, rest = (own - top).exp(), ((theirs - top[..., None]).exp() * counted.astype(float)).sum(-1)
+        return mine / (mine + rest)
+
+    counted = np.broadcast_to((seen[:, None] > 0) & ~np.eye(seen.shape[-1], dtype=bool), (*P.shape, seen.shape[-1]))
+    high, low = fraction(log_P + W, log_P - W), fraction(log_P - W, log_P + W)
+    return smallest(largest(high - P, P - low), Ball(np.ones(P.shape))) * seen
