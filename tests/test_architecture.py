@@ -27,6 +27,7 @@ ALLOWED = {
     "options": {"errors", "methods", "model"},
     "search": {"errors", "model", "spec", "tensors"},
     "verify": {"arithmetic", "errors", "memory", "methods", "model", "options", "result", "search", "spec", "tensors"},
+    "certificate": {"domains", "errors", "files", "methods", "model", "spec", "tensors", "transforms", "verify"},
     "witness": {"files", "model", "plotting", "result", "spec"},
     "rows": {"errors", "files"},
     "examples": {"datasets", "errors", "model", "spec"},
@@ -42,8 +43,9 @@ ALLOWED = {
               "spec", "tensors", "verify"},
     "demo": {"domains", "methods", "model", "plotting", "result", "spec", "transforms", "verify"},
     "__main__": {"cli"},
-    "cli": {"_version", "accuracy", "arithmetic", "bench", "certify", "compare", "datasets", "demo", "errors", "files",
-            "inspection", "methods", "model", "radii", "radius", "result", "spec", "verify", "witness"},
+    "cli": {"_version", "accuracy", "arithmetic", "bench", "certificate", "certify", "compare", "datasets", "demo",
+            "errors", "files", "inspection", "methods", "model", "radii", "radius", "result", "spec", "verify",
+            "witness"},
 }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from zonogpt.domains.ellipsoidal import box_weights
 from zonogpt.domains.rounding import room, with_room
-from zonogpt.errors import OptionError
+from zonogpt.errors import CertificateError
 from zonogpt.files import write_whole
 from zonogpt.methods.ellipsoidal import Tape, adjoint, forward, sizes
 from zonogpt.methods.method import NonFiniteBlockError, OnBlock
@@ -47,7 +47,7 @@ def write_certificate(
 ) -> Tensor:
     """Writes a certificate of the spec, proved by method E, and returns its margins (K,).
 
-    OptionError if the claim is not proved with the room that a certificate needs; nothing is written then.
+    CertificateError if the claim is not proved with the room that a certificate needs; nothing is written then.
     """
     net, here = model.converted(device, torch.float64), moved(spec, device, torch.float64)
     limit = chunk_bytes(sizes(net, here), 8, 1, None)
@@ -56,9 +56,9 @@ def write_certificate(
             tape = forward(net, [here], torch.float64, limit, on_block, every_token=True)
             arrays, margins = _claim(tape, here)
         except NonFiniteBlockError as error:
-            raise OptionError(f"no certificate: {error}") from error
+            raise CertificateError(f"no certificate: {error}") from error
     if not bool((margins > 0).all()):
-        raise OptionError(
+        raise CertificateError(
             f"no certificate: with the room that its checker needs, the lowest margin is {float(margins.min()):.4g}"
         )
     about = {
@@ -130,9 +130,11 @@ def _claim(tape: Tape, spec: Spec) -> tuple[Arrays, Tensor]:
     arrays: Arrays = {"claim.rows": rows[0].cpu().numpy()}
     if isinstance(spec.claim, LinearClaim):
         arrays |= {"claim.matrix": _floats(spec.claim.rows), "claim.offset": _floats(spec.claim.offset)}
+    floor = room() * tape.rounding.gather(1, rows)  # where nothing moves, rounding of products is all there is
+    losses = {where: loss * (1 + room()) + floor for where, loss in losses.items()}
     for (block, kind, step), loss in losses.items():
         place = kind if kind in ("input", "head") else f"block {block} ({kind})"
-        arrays[f"{place}.loss.{step}"] = _floats(loss[0] * (1 + room()) + 1e-280)
+        arrays[f"{place}.loss.{step}"] = _floats(loss[0])
     total = torch.stack([loss[0] for loss in losses.values()]).sum(0) * (1 + 4 * room())
     least = (tape.value - margins)[0]
     least[rows[0]] = torch.maximum(least[rows[0]], total)

@@ -20,6 +20,10 @@ class OptionError(ZonoGptError):
     """An option of a run (method, dtype, device, budget, timeout) is not one we know."""
 
 
+class CertificateError(ZonoGptError):
+    """A proof has too little room for a certificate, whose checker rounds differently."""
+
+
 class PrecisionError(ZonoGptError):
     """This machine computes with fewer bits than its arrays hold: no bound could be trusted."""
 

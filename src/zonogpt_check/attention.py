@@ -56,8 +56,8 @@ class AttentionStep:
 
     def pull(self, functionals: Array) -> tuple[Ball, list[Ball]]:
         """Functionals (R, S, d) of the output as ones of the input, and what they lose, as in TAKEN."""
-        s, (H, S, e) = self.softmax, self.V.shape
-        w = split(Ball(functionals) @ self.block.outer.T, H)  # (R, H, i, e)
+        s = self.softmax
+        w = split(Ball(functionals) @ self.block.outer.T, len(self.V))  # (R, H, i, e)
         along = w @ Ball(self.V).T - (w * self.O).sum(-1)[..., None]  # w . v'_j, (R, H, i, j)
         row = (s.error * abs(along)).sum(-1) + abs((s.common * along).sum(-1))
         falls = Ball(np.where(self.hidden, 0.0, np.maximum((-along).upper(), 0.0)).max(-1))
@@ -146,7 +146,7 @@ def attention_step(block: Block, heads: int, z: Set, lines: Lines) -> tuple[Set,
     local = sum_of([softmax_cover(P, s, values), product])
     claimed = lines.floats("c", S, d)
     box = abs(c - claimed) + dual(Ball(G.rad), z.p, 1) + join((P + s.total) @ off_V) @ np.abs(block.outer)
-    new = Set(claimed, G.mid, lines.floats("Q", S, d, d), z.p)
+    new = Set(claimed, G.mid, lines.gram("Q", S, d), z.p)
     own, t_local = lines.positive("t_own", 3, S), lines.positive("t_local", heads, S)
     t_crossed = lines.positive("t_crossed", S, S)
     VV_all = image(merged, Ball(np.split(block.inner, 3, axis=1)[2]))
@@ -197,7 +197,7 @@ def row_sum(P: Ball, *grams: Ball) -> Ball:
 
 
 def softmax_cover(P: Ball, s: Softmax, values: Ball) -> Ball:
-    """(H, i, e, e): contains sum_j (xi common_j + xi_j (error_j + scores_j)) v'_j, or sum_j p_j v'_j without a slope."""
+    """(H, i, e, e): contains sum_j (xi common_j + xi_j (error_j + scores_j)) v'_j; without a slope, sum_j p_j v'_j."""
     common = s.common[..., None, :] @ values
     size = s.error + s.scores
     t = weights(np.concatenate([(size * length(values)).mid, length(common).mid], -1), -1)

@@ -78,6 +78,11 @@ class Lines:
         self.require(name, np.isfinite(array), "is not finite")
         return array
 
+    def gram(self, name: str, count: int, d: int) -> Array:
+        array = self.floats(name, count, d, d)
+        self.require(name, array == array.swapaxes(1, 2), "is not symmetric")
+        return array
+
     def positive(self, name: str, *shape: int) -> Array:
         array = self.floats(name, *shape)
         self.require(name, array > 0, "is a weight and must be positive")

@@ -51,7 +51,7 @@ def input_set(certificate: Certificate, model: Model) -> Start:
     else:
         tokens, G, what = _text(model, about, lines, anchor, centre, scale)
     S, d = tokens.shape
-    c, Q = lines.floats("c", S, d), lines.floats("Q", S, d, d)
+    c, Q = lines.floats("c", S, d), lines.gram("Q", S, d)
     box = abs(tokens - c) + dual(Ball(G.rad), p, 1)
     lines.require("Q", covers(Q, box_gram(box)), "does not contain what embedding rounds off")
     return Start(Set(c, G.mid, Q, p), box, f"for {what} within {radius:g} (l_{about['norm']}){cut}")

@@ -51,7 +51,7 @@ def mlp_step(block: Block, z: Set, lines: Lines) -> tuple[Set, MlpStep]:
     half = lines.at_least("half", strays(Ball(t0.mid) - radius, Ball(t0.mid) + radius, slope, mid))
 
     c = z.c + (slope * Ball(t0.mid) + mid) @ block.outer + block.outer_bias
-    claimed, Q = lines.floats("c", S, d), lines.floats("Q", S, d, d)
+    claimed, Q = lines.floats("c", S, d), lines.gram("Q", S, d)
     off = (np.abs(slope) * Ball(t0.rad)) @ np.abs(block.outer)
     t, t_box = lines.positive("t", 4, S), lines.positive("t_box", S, f)
     G, boxes, held = np.empty_like(z.G), [], []

@@ -86,7 +86,7 @@ class Norm:
 
     def _enclosures(self, functionals: Array) -> tuple[Ball, Ball, Ball, Ball]:
         """The functional before LayerNorm, and per token: the error with slope, J's own part, all of it without."""
-        z, d = self.z, self.z0.shape[-1]
+        z = self.z
         raw = Ball(functionals) * self.weights.gamma  # (K, S, d), of xi
         w, g, Q, G = centred(raw), centred(self.z0), Ball(z.Q), Ball(z.G)
 

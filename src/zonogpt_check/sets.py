@@ -79,6 +79,7 @@ def image(Q: Ball, A: Ball) -> Ball:
 
 def box_gram(b: Ball) -> Ball:
     """{y : |y_k| <= b_k} is in E(diag(b_k sum_l b_l))."""
+    b = Ball(b.upper())
     return diagonal_matrix(b * b.sum(-1)[..., None])
 
 

@@ -3,7 +3,7 @@
     p_j = P_j e^(delta_j) / Z,   Z = 1 + sum_j P_j psi(delta_j),   zeta = 1 - 1 / Z in [0, 1)
     sum_j p_j v_j - y = sum_j P_j (delta_j + (1 - zeta) psi(delta_j) - zeta delta_j) (v_j - y),   y = sum_j P_j v_j
 
-On |t| <= W, psi is replaced by chord t + middle, zeta by the middle of [0, zeta]. Arrays are (H, i, j): head, query, key.
+On |t| <= W, psi is replaced by chord t + middle, and zeta by half its bound. Arrays are (H, i, j): head, query, key.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from zonogpt_check.sets import largest_eigenvalue, length, smaller
 class Softmax:
     """sum_j (p_j - P_j) v_j = sum_j (P_j slope_j delta_j + shift_j + xi common_j + xi_j (error_j + scores_j)) v'_j
 
-    for |xi|, |xi_j| <= 1 and delta the part of the centred change that is linear. |p - P| <= total, |p - P - P delta| <=
-    residual. Rows that are not sloped have nothing but `error`.
+    for |xi|, |xi_j| <= 1 and delta the part of the centred change that is linear. |p - P| <= total and
+    |p - P - P delta| <= residual. Rows that are not sloped have nothing but `error`.
     """
 
     sloped: NDArray[np.bool_]  # (H, i)

@@ -15,7 +15,7 @@ from zonogpt.cli.options import check_writable, integers, norm_of, size
 from zonogpt.cli.progress import progress_bar
 from zonogpt.datasets.pictures import read_image
 from zonogpt.datasets.texts import encode
-from zonogpt.errors import OptionError
+from zonogpt.errors import CertificateError, OptionError
 from zonogpt.files import write_whole
 from zonogpt.methods.method import Progress
 from zonogpt.model.hf import load
@@ -79,8 +79,13 @@ def verify(
             net, spec, method=method, attack=attack, timeout=timeout, device=device, dtype=dtype,
             budget_bytes=budget_bytes, seed=seed, hint=hint, on_block=show, arithmetic=arithmetic,
         )  # fmt: skip
+        written = "no certificate: nothing was proved"
         if certificate is not None and result.status == "verified":
-            write_certificate(net, spec, certificate, torch.device(result.device), show)
+            try:
+                write_certificate(net, spec, certificate, torch.device(result.device), show)
+                written = f"certificate: {certificate}"
+            except CertificateError as error:
+                written = str(error)
     if json is not None:
         write_whole(json, result.to_json() + "\n")
     files = []
@@ -90,9 +95,7 @@ def verify(
     if not quiet:
         print(describe(result))
         if certificate is not None:
-            print(
-                f"certificate: {certificate}" if result.status == "verified" else "no certificate: nothing was proved"
-            )
+            print(written)
         if result.status == "falsified":
             print(describe_witness(net, spec, result, files))
     raise typer.Exit(EXIT[result.status])
