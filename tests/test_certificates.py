@@ -25,7 +25,6 @@ from zonogpt_check.model import read_model
 from zonogpt_check.sets import InvalidError
 
 MODELS = 100
-SMALLER = 1 - 3e-5  # claims leave room of some 1e-6 over what the checker finds
 
 
 def place_of(file, folder):
@@ -168,19 +167,6 @@ def test_two_hundred_tampered_certificates_are_rejected_at_their_place(tamper):
         arrays, about = contents(proof.file)
         expected = tamper(arrays, about, k)
         assert re.match(expected, place_of(rewritten(proof.file, arrays, about), proof.folder)), (k, expected)
-
-
-def test_every_claim_is_compared_with_all_that_it_stands_for():
-    """Prover and checker, different programs, agree to some 1e-6: a bound that lacks a term would let a claim through
-    that is smaller by 3e-5. (Rounding has sixteen times its room; choices are not claims.)"""
-    proof = next(p for p in proofs(MODELS) if contents(p.file)[1]["input"]["radius"] == 3e-3)
-    arrays, about = contents(proof.file)
-    claims = r"(.*\.(Q|R_U|W|zeta|radius|half|norm\.(half|largest|delta)|loss\.(?!rounding).*))"
-    names = [name for name in arrays if re.fullmatch(claims, name) and name != "input.Q"]
-    assert len(names) > 40
-    for name in names:
-        place = place_of(rewritten(proof.file, arrays | {name: arrays[name] * SMALLER}, about), proof.folder)
-        assert place.startswith(name), (name, place)
 
 
 def test_any_changed_byte_is_noticed(tmp_path):

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from mutations_baselines import OTHERS
 from mutations_bench import BENCH
+from mutations_checker import CHECKER
 from mutations_e import METHOD_E
 from mutations_rounding import ROUNDING_TERMS
 
@@ -500,6 +501,7 @@ MUTATIONS = [
 MUTATIONS += [Mutation(f"E: {what}", file, old, new, tests) for what, file, old, new, tests in METHOD_E]
 MUTATIONS += [Mutation(f"other: {what}", file, old, new, tests) for what, file, old, new, tests in OTHERS]
 MUTATIONS += [Mutation(f"rounding: {what}", file, old, new, tests) for what, file, old, new, tests in ROUNDING_TERMS]
+MUTATIONS += [Mutation(f"checker: {what}", file, old, new, tests) for what, file, old, new, tests in CHECKER]
 MUTATIONS += [Mutation(f"bench: {what}", file, old, new, tests) for what, file, old, new, tests in BENCH]
 
 
@@ -507,9 +509,8 @@ def run(mutation: Mutation) -> tuple[Mutation, bool, float]:
     """Whether the tests noticed, and how long they took to."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "zonogpt"
-        shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-        file = copy / mutation.file
+        shutil.copytree(SOURCE.parent, folder, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+        file = Path(folder) / "zonogpt" / mutation.file
         file.write_text(file.read_text().replace(mutation.old, mutation.new))
         tests = [str(ROOT / "tests" / name) for name in mutation.tests]
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]

@@ -69,7 +69,7 @@ METHOD_E: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("other tokens' errors dropped", E_ERRORS, "symmetrised(inner + bent + bent.mT)", "0 * inner", STEPS),
     ("half of the score images dropped", E_ERRORS, "symmetrised(inner + bent + bent.mT)", "inner + bent", STEPS),
     ("square of the score images dropped", E_ERRORS, ' + 0.5 * torch.einsum("bghin,bhine->bginhe", y, b)', "", STEPS),
-    ("Minkowski weights of other tokens forgotten", E_ERRORS, "total = up(total + torch.cat(crossed_total, dim=1), ", "total = up(total, ", STEPS),
+    ("Minkowski weights of other tokens forgotten", E_ERRORS, "total = up(total + t.crossed.sum(-1), ", "total = up(total, ", STEPS),
     ("own map without its key", E_ERRORS, "heads.addcmul_(keys.permute(0, 2, 3, 1)[..., None], own_b.permute(0, 2, 1, 3)[:, :, None])", "pass", STEPS),
     ("own map without its value", E_ERRORS, "heads.addcmul_(w_v, own_P.permute(0, 2, 1)[:, :, None, :, None])", "pass", STEPS),
     ("ellipsoids missing in the queries' length", E_ATTENTION, "Q_length=up(sums.Q.square().sqrt() + lambda_max(pr.QQ).sqrt()", "Q_length=up(sums.Q.square().sqrt()", STEPS),
