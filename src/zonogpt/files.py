@@ -1,12 +1,42 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all; and files that a stranger may have written, read with care."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import secrets
 from pathlib import Path
+from typing import Any, BinaryIO, cast
 
 from zonogpt.errors import OptionError
+
+MOST_BYTES = 1 << 28  # of a text or JSON file, unpacked; no config, spec or list of rows comes near
+
+
+def read_bytes(file: Path) -> bytes:
+    """All of a file, unpacked if its name ends in .gz; ValueError if that is more than MOST_BYTES."""
+    with cast(BinaryIO, gzip.open(file) if file.suffix == ".gz" else file.open("rb")) as stream:
+        content = stream.read(MOST_BYTES + 1)  # not its size: a device has none, and a packed file any
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"more than {MOST_BYTES} bytes")
+    return content
+
+
+def read_text(file: Path, encoding: str = "utf-8") -> str:
+    return read_bytes(file).decode(encoding)
+
+
+def read_json(file: Path) -> Any:
+    return parse_json(read_text(file))
+
+
+def parse_json(text: str) -> Any:
+    """ValueError for all that is no JSON, or nested deeper than can be read."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def write_whole(file: Path, content: str | bytes) -> None:

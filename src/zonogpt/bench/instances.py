@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,13 +23,15 @@ import torch
 from torch import Tensor
 
 from zonogpt.bench.grid import MNIST, N_CLASSES, ModelId
+from zonogpt.datasets.pictures import open_picture
 from zonogpt.errors import OptionError, SpecError
-from zonogpt.files import make_folder, write_whole
+from zonogpt.files import make_folder, parse_json, read_bytes, read_json, read_text, write_whole
 from zonogpt.model.ir import Model
 from zonogpt.rows.record import digest
 from zonogpt.spec.spec import Spec, embedding_ball, image_ball
 
 FILE, INPUTS = "instances.jsonl", "inputs"
+INPUT = re.compile(r"(\w[\w.-]*/)*\w[\w.-]*", re.ASCII)  # below the directory, never beside it
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class Instance:
     @staticmethod
     def from_json(text: str) -> Instance:
         """Raises ValueError, TypeError or KeyError for anything that is no instance."""
-        fields = json.loads(text)
+        fields = parse_json(text)
         if fields["positions"] is not None:
             fields["positions"] = tuple(fields["positions"])
         instance = Instance(**fields)
@@ -82,6 +85,8 @@ class Instance:
         classes = range(N_CLASSES.get(instance.task, 0))
         if wrong or instance.label not in classes or instance.rival not in classes or instance.label == instance.rival:
             raise ValueError(f"instance {instance.instance!r} makes no sense ({', '.join(wrong) or instance.claim})")
+        if not INPUT.fullmatch(instance.input):
+            raise ValueError(f"{instance.input!r} is no file in the instances' directory")
         ModelId.parse(str(instance.model))
         return instance
 
@@ -96,7 +101,7 @@ class Benchmark:
     @staticmethod
     def read(folder: Path) -> Benchmark:
         try:
-            lines = (folder / FILE).read_text().splitlines()
+            lines = read_text(folder / FILE).splitlines()
             instances = tuple(Instance.from_json(line) for line in lines)
         except (OSError, ValueError, TypeError, KeyError, OptionError) as error:
             raise SpecError(f"{folder / FILE} is no list of instances: {error}") from error
@@ -117,18 +122,26 @@ class Benchmark:
         file = self.folder / instance.input
         try:
             if instance.task == MNIST:
-                from PIL import Image  # only pictures need it
-
-                with Image.open(file) as picture:
-                    raw, text = torch.tensor(list(picture.tobytes()), dtype=torch.uint8).view(picture.size[::-1]), ""
+                with open_picture(file, ("PNG",)) as picture:
+                    raw, text = (
+                        torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8).view(picture.size[::-1]),
+                        "",
+                    )
             else:
-                content = json.loads(file.read_text())
+                content = read_json(file)
                 raw, text = torch.tensor(content["ids"]), content["text"]
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise SpecError(f"{file} cannot be read: {error}") from error
         if input_hash(raw) != instance.input_hash:
             raise SpecError(f"{file} is not the input that {FILE} names; make the instances again")
         return raw, text
+
+    def read_file(self, instance: Instance) -> bytes:
+        """The input's file as it is."""
+        try:
+            return read_bytes(self.folder / instance.input)
+        except (OSError, ValueError) as error:
+            raise SpecError(f"{self.folder / instance.input} cannot be read: {error}") from error
 
     def spec(self, model: Model, instance: Instance) -> Spec:
         """The input set of an instance with the claims against all rivals."""

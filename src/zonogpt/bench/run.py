@@ -19,7 +19,7 @@ from zonogpt.bench.rows import Row, Settings
 from zonogpt.bench.work import Job, Worker, first_inputs
 from zonogpt.errors import ModelError, OptionError
 from zonogpt.options import check_limits, check_method, resolve_dtype
-from zonogpt.rows.store import BusyError, RowStore, open_store, parse
+from zonogpt.rows.store import BusyError, RowStore, content_of, open_store, parse
 from zonogpt.search.attack import RESTARTS, STEPS
 
 
@@ -118,7 +118,7 @@ class Work:
         jobs, wanted = [], 0
         for model in models:
             file = self.out / rows_file(model)
-            known = parse(file.read_bytes(), file, Row)[0] if file.exists() else []
+            known = parse(content_of(file), file, Row)[0] if file.exists() else []
             jobs += self.jobs(model, {row.key for row in known})
             wanted += len(self.instances(model)) * len(self.methods)
         todo = sum(len(job.instances) for job in jobs)

@@ -19,6 +19,7 @@ from zonogpt.errors import SpecError
 SPLITS = {"test": "t10k", "train": "train"}
 UNSIGNED_BYTES = 0x08
 MOST_PER_COMPRESSED_BYTE = 1032  # what deflate can reach
+MOST_BYTES = 1 << 30  # of an array; the largest of the MNIST family has 0.64e9
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,8 @@ def read_idx(file: Path, dimensions: int) -> NDArray[np.uint8]:
             room = file.stat().st_size * (MOST_PER_COMPRESSED_BYTE if file.suffix == ".gz" else 1)
             if promised > room:
                 raise SpecError(f"{file} promises {promised} bytes, more than the file can hold; is it cut off?")
+            if promised > MOST_BYTES:
+                raise SpecError(f"{file} promises {promised} bytes; more than {MOST_BYTES} are not read")
             content = stream.read(promised)
             if len(content) != promised or stream.read(1):
                 raise SpecError(

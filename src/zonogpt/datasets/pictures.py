@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.lib.format import open_memmap
 from torch import Tensor
 
 from zonogpt.errors import SpecError
 
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
 READABLE_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".tif", ".tiff", ".webp", ".npy")
+# By content, whatever the name says: Pillow knows more, and starts Ghostscript for one of them.
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+MOST_PIXELS = 1 << 24  # far more than a model reads; a small file can unpack to more than fits in memory
 
 
 def read_image(file: Path) -> Tensor:
@@ -21,19 +32,40 @@ def read_image(file: Path) -> Tensor:
         what = "a directory" if file.is_dir() else "not there"
         raise SpecError(f"the image {str(file)!r} is {what}; give a picture or a .npy file")
     if file.suffix.lower() == ".npy":
-        try:
-            array = np.load(file, allow_pickle=False)
-            return torch.from_numpy(array.astype(np.float64 if array.dtype.kind == "f" else np.int64))
-        except (ValueError, OSError, EOFError, TypeError) as error:
-            raise SpecError(f"{file} is not a readable .npy array of numbers: {error}") from error
-    from PIL import Image, UnidentifiedImageError  # only pictures need it
+        return _read_array(file)
+    with open_picture(file) as picture:
+        if picture.mode not in READABLE_MODES:
+            raise SpecError(f"{file} has pixel mode {picture.mode}; give 8-bit grey or colour, or a .npy of floats")
+        return torch.from_numpy(np.asarray(picture.convert("L"), dtype=np.float32) / 255)
+
+
+def _read_array(file: Path) -> Tensor:
+    try:
+        # A view of the file: no pickle can be seen so, and no larger array than the file holds.
+        array = open_memmap(file, mode="r")
+        if array.dtype.kind not in "biuf" or array.size > MOST_PIXELS:
+            raise ValueError(f"{array.dtype} of shape {array.shape}; give at most {MOST_PIXELS} numbers")
+        return torch.from_numpy(array.astype(np.float64 if array.dtype.kind == "f" else np.int64))
+    except (ValueError, OSError, EOFError, TypeError, OverflowError) as error:
+        raise SpecError(f"{file} is not a readable .npy array of numbers: {error}") from error
+
+
+@contextmanager
+def open_picture(file: Path, formats: tuple[str, ...] = FORMATS) -> Iterator[Picture]:
+    """A picture whose pixels are not read yet; SpecError if it is none, too large, or breaks while it is read."""
+    from PIL import Image  # only pictures need it
 
     try:
-        with Image.open(file) as picture:
-            if picture.mode not in READABLE_MODES:
-                raise SpecError(f"{file} has pixel mode {picture.mode}; give 8-bit grey or colour, or a .npy of floats")
-            return torch.from_numpy(np.asarray(picture.convert("L"), dtype=np.float32) / 255)
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # refused below
+            picture = Image.open(file, formats=formats)
+        with picture:
+            if picture.width * picture.height > MOST_PIXELS:
+                raise ValueError(f"{picture.width} x {picture.height}; more than {MOST_PIXELS} pixels are not read")
+            yield picture
+    except SpecError:
+        raise
+    except Exception as error:  # Pillow raises all kinds of errors at a broken file, SyntaxError among them
         raise SpecError(f"{file} is not a readable picture: {error}") from error
 
 

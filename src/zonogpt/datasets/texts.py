@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from zonogpt.errors import OptionError, SpecError
+from zonogpt.files import read_text
 from zonogpt.model import checkpoint
 
 VOCABULARIES = ("tokenizer.json", "vocab.json")
@@ -28,14 +29,18 @@ class Tokenizer:
 
     @staticmethod
     def beside(model: str) -> Tokenizer:
-        from transformers import AutoTokenizer  # heavy, and only texts need it
+        from transformers import AutoTokenizer, GPT2Config  # heavy, and only texts need it
 
         folder = checkpoint.find(model)
         # transformers makes up an empty tokenizer where the files are missing, and every text becomes "unknown"
         if not any((folder / name).is_file() for name in VOCABULARIES):
             raise SpecError(f"{model} has no tokenizer ({' or '.join(VOCABULARIES)}); give token ids instead")
         try:
-            return Tokenizer(model, AutoTokenizer.from_pretrained(folder))
+            # No python file of the folder is run. Nor is config.json read again: `load` has checked its sizes.
+            tokenizer = AutoTokenizer.from_pretrained(
+                folder, config=GPT2Config(), trust_remote_code=False, local_files_only=True
+            )
+            return Tokenizer(model, tokenizer)
         except Exception as error:  # whatever a broken tokenizer file makes transformers raise
             raise SpecError(f"the tokenizer of {model} cannot be used; give token ids instead ({error!r})") from error
 
@@ -73,8 +78,8 @@ class TextLines:
     @staticmethod
     def open(file: Path, model: str) -> TextLines:
         try:
-            content = file.read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
+            content = read_text(file, "utf-8-sig")
+        except (OSError, ValueError) as error:
             raise SpecError(f"{file} is not a readable text in UTF-8: {error}") from error
         numbered = [(n, line.rstrip("\r")) for n, line in enumerate(content.split("\n"), start=1) if line.strip()]
         if not numbered:

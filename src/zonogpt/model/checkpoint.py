@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from zonogpt.errors import ModelError
+from zonogpt.files import read_json
 from zonogpt.model import zoo
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+SHARD = re.compile(r"\w[\w.-]*\.safetensors", re.ASCII)  # a file of the same folder, and no pickle
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -44,10 +45,10 @@ def find(source: str | Path) -> Path:
 def read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     try:
-        config = json.loads(file.read_text())
+        config = read_json(file)
     except FileNotFoundError as error:
         raise ModelError(f"{folder} has no config.json; give the directory that save_pretrained wrote") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise ModelError(f"{file} cannot be read as JSON: {error}") from error
     if not isinstance(config, dict):
         raise ModelError(f"{file} must hold one JSON object")
@@ -59,12 +60,8 @@ def read_tensors(folder: Path, architecture: str) -> dict[str, Tensor]:
     if (folder / WEIGHTS).is_file():
         return _read_file(folder / WEIGHTS)
     if (folder / INDEX).is_file():
-        try:
-            shards = sorted({str(name) for name in json.loads((folder / INDEX).read_text())["weight_map"].values()})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{folder / INDEX} is not a safetensors index: {error!r}") from error
         tensors: dict[str, Tensor] = {}
-        for shard in shards:
+        for shard in _shards(folder / INDEX):
             tensors |= _read_file(folder / shard)
         return tensors
     pickles = sorted(file.name for file in folder.glob("*.bin"))
@@ -75,6 +72,17 @@ def read_tensors(folder: Path, architecture: str) -> dict[str, Tensor]:
             f" M.from_pretrained('{folder}').save_pretrained('{folder}-safetensors')\""
         )
     raise ModelError(f"{folder} holds no {WEIGHTS} and no {INDEX}")
+
+
+def _shards(index: Path) -> list[str]:
+    try:
+        shards = sorted({str(name) for name in read_json(index)["weight_map"].values()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{index} is not a safetensors index: {error!r}") from error
+    for shard in shards:
+        if not SHARD.fullmatch(shard):
+            raise ModelError(f"{index} names {shard!r}; only safetensors files in the same folder are read")
+    return shards
 
 
 def _read_file(file: Path) -> dict[str, Tensor]:

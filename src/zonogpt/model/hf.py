@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import GPT2Config
 
 from zonogpt.errors import ModelError
 from zonogpt.model import checkpoint
+from zonogpt.model.config import gpt2_config
 from zonogpt.model.ir import (
     AttentionBlock,
     Head,
@@ -60,12 +60,8 @@ def load(source: str | Path | PreTrainedModel) -> Model:
             check_architecture(architecture)
         case other:
             raise ModelError(f"config.json names no architecture (architectures = {other!r})")
-    try:
-        config = GPT2Config.from_dict(raw)
-    except Exception as error:  # each version of transformers has its own complaints about odd values
-        reason = " ".join(str(error).split())
-        raise ModelError(f"{folder / 'config.json'} is not a GPT-2 config: {reason}") from error
-    model = build(architecture, config, checkpoint.read_tensors(folder, architecture), name=str(source))
+    tensors = checkpoint.read_tensors(folder, architecture)
+    model = build(architecture, gpt2_config(raw, tensors), tensors, name=str(source))
     return replace(model, source=folder)
 
 
@@ -147,12 +143,13 @@ def build(architecture: str, config: Any, tensors: dict[str, Tensor], name: str)
     embedding: ImageEmbedding | TokenEmbedding
     if architecture == "GPT2ForImageClassification":
         embedding = _image_embedding(weights, config)
-        head_weight = weights.take("classifier.weight", None, d)
-        bias = weights.take("classifier.bias", head_weight.shape[0])
+        head_weight = weights.take("classifier.weight", config.num_labels, d)
+        bias = weights.take("classifier.bias", config.num_labels)
         weights.left.pop("transformer.wte.weight", None)  # GPT2Model has one; images never use it
     else:
         embedding = TokenEmbedding(
-            weights.take("transformer.wte.weight", None, d), weights.take("transformer.wpe.weight", None, d)
+            weights.take("transformer.wte.weight", config.vocab_size, d),
+            weights.take("transformer.wpe.weight", config.n_positions, d),
         )
         head_weight, bias = _text_head(weights, config, architecture, embedding), None
     model = Model(
@@ -178,7 +175,7 @@ def _image_embedding(weights: Weights, config: Any) -> ImageEmbedding:
     return ImageEmbedding(
         weight=weights.take("projection.weight", config.n_embd, patch_size[0] * patch_size[1]).T,
         bias=weights.take("projection.bias", config.n_embd),
-        positions=weights.take("transformer.wpe.weight", None, config.n_embd)[:n_tokens],
+        positions=weights.take("transformer.wpe.weight", config.n_positions, config.n_embd)[:n_tokens],
         image_size=image_size,
         patch_size=patch_size,
     )
@@ -186,10 +183,10 @@ def _image_embedding(weights: Weights, config: Any) -> ImageEmbedding:
 
 def _text_head(weights: Weights, config: Any, architecture: str, embedding: TokenEmbedding) -> Tensor:
     if architecture == "GPT2ForSequenceClassification":
-        return weights.take("score.weight", None, config.n_embd)
+        return weights.take("score.weight", config.num_labels, config.n_embd)
     if "lm_head.weight" not in weights and getattr(config, "tie_word_embeddings", True):
         return embedding.tokens
-    weight = weights.take("lm_head.weight", None, config.n_embd)
+    weight = weights.take("lm_head.weight", config.vocab_size, config.n_embd)
     return embedding.tokens if torch.equal(weight, embedding.tokens) else weight  # tied: one tensor, not two
 
 

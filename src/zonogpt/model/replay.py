@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from zonogpt.model import checkpoint
+from zonogpt.model.config import gpt2_config
 from zonogpt.model.ir import Model
 from zonogpt.model.quiet import quiet_transformers
 
@@ -43,10 +46,10 @@ class HuggingFaceModel:
 
     def _in(self, dtype: torch.dtype) -> PreTrainedModel:
         if dtype not in self._built:
-            self._built[dtype] = self._build().to("cpu", dtype).eval()
+            self._built[dtype] = self._build(dtype).to("cpu", dtype).eval()
         return self._built[dtype]
 
-    def _build(self) -> PreTrainedModel:
+    def _build(self, dtype: torch.dtype) -> PreTrainedModel:
         import transformers  # slow to import, and most runs never need it
 
         from zonogpt.model.vision import GPT2ForImageClassification
@@ -55,5 +58,11 @@ class HuggingFaceModel:
             return copy.deepcopy(self.source)
         ours = self.architecture == "GPT2ForImageClassification"
         kind: Any = GPT2ForImageClassification if ours else getattr(transformers, self.architecture)
+        assert isinstance(self.source, Path)
+        # Never the folder itself: transformers looks for more in there than the safetensors that were verified.
+        tensors = checkpoint.read_tensors(self.source, self.architecture)
+        config = gpt2_config(checkpoint.read_config(self.source), tensors)
+        if ours and not any(name.endswith("wte.weight") for name in tensors):
+            config.vocab_size = 1  # images use no such table, and a checkpoint may leave it out
         with quiet_transformers():
-            return kind.from_pretrained(self.source, torch_dtype="auto", use_safetensors=True)
+            return kind.from_pretrained(None, config=config, state_dict=tensors, torch_dtype=dtype)

@@ -9,6 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from zonogpt.files import parse_json
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -35,7 +37,7 @@ class Row:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Raises ValueError for anything that is not a row."""
-        fields = json.loads(text)
+        fields = parse_json(text)
         if not isinstance(fields, dict) or set(fields) != {field.name for field in dataclasses.fields(cls)}:
             raise ValueError("not a row")
         for name in cls.FLOATS:

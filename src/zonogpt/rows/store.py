@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from zonogpt.errors import OptionError
-from zonogpt.files import create_whole
+from zonogpt.files import create_whole, read_bytes, read_json
 from zonogpt.rows.record import Row, Settings
 
 ROWS, SETTINGS = "rows.jsonl", "settings.json"
@@ -54,7 +54,7 @@ def open_store(folder: Path, settings: Settings, kind: type[R], name: str = ROWS
         raise OptionError(f"cannot keep rows in {folder}: {error}") from error
     try:
         _lock(descriptor, folder / name)
-        content = (folder / name).read_bytes()
+        content = content_of(folder / name)
         rows, whole = parse(content, folder / name, kind)
         _check_settings(folder, settings, rows)
         if whole < len(content):
@@ -62,6 +62,13 @@ def open_store(folder: Path, settings: Settings, kind: type[R], name: str = ROWS
         yield RowStore(descriptor, {row.key: row for row in rows})
     finally:
         os.close(descriptor)
+
+
+def content_of(file: Path) -> bytes:
+    try:
+        return read_bytes(file)
+    except (OSError, ValueError) as error:
+        raise OptionError(f"cannot read {file}: {error}") from error
 
 
 def parse(content: bytes, file: Path, kind: type[R]) -> tuple[list[R], int]:
@@ -94,7 +101,7 @@ def _check_settings(folder: Path, settings: Settings, rows: Sequence[Row]) -> No
     if not rows and create_whole(file, json.dumps(ours, indent=2) + "\n"):
         return
     try:
-        theirs = json.loads(file.read_text())
+        theirs = read_json(file)
         differ = [name for name in ours if theirs[name] != ours[name]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OptionError(f"{folder} holds rows but no readable {SETTINGS}; give another directory") from error

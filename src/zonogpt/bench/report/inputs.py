@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zonogpt.bench.grid import MNIST
 from zonogpt.bench.report.load import Loaded
 from zonogpt.bench.rows import Row
+from zonogpt.files import parse_json
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,13 @@ def read_inputs(loaded: Loaded) -> dict[str, Input]:
         if instance is None or row.input in found:
             continue
         raw, text = loaded.benchmark.read_input(instance)
-        content = (loaded.benchmark.folder / instance.input).read_bytes()
+        content = loaded.benchmark.read_file(instance)
         if instance.task == MNIST:
             found[row.input] = Input(picture="data:image/png;base64," + base64.b64encode(content).decode())
         else:
-            found[row.input] = Input("", text, tokens_of(text, len(raw), json.loads(content).get("tokens")), len(raw))
+            found[row.input] = Input(
+                "", text, tokens_of(text, len(raw), parse_json(content.decode()).get("tokens")), len(raw)
+            )
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +12,8 @@ from zonogpt.bench.grid import SIZES, TASKS
 from zonogpt.bench.instances import Benchmark, Instance
 from zonogpt.bench.rows import Row, Settings
 from zonogpt.errors import OptionError
-from zonogpt.rows.store import SETTINGS, parse
+from zonogpt.files import read_json
+from zonogpt.rows.store import SETTINGS, content_of, parse
 
 STATUSES = ("verified", "falsified", "unknown", "timeout")
 SHARED = ("input_hash", "model_hash", "claim", "positions", "input", "relative_radius", "accuracy", "training")
@@ -65,10 +65,7 @@ def load_rows(rows: Path, instances: Path) -> Loaded:
 
 
 def _read(file: Path) -> list[Row]:
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise OptionError(f"cannot read {file}: {error}") from error
+    content = content_of(file)
     rows, whole = parse(content, file, Row)
     if whole < len(content):  # harmless for a run, which goes on; but a report would silently lack a row
         raise OptionError(f"{file} ends in the middle of a line; let zonogpt bench run finish it first")
@@ -147,7 +144,7 @@ def _both(one: Path, other: Path) -> str:
 
 def _settings(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text())
+        content = read_json(file)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

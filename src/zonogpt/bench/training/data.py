@@ -7,8 +7,8 @@ vocab.json and merges.txt; files may be gzipped), or without one from Hugging Fa
 from __future__ import annotations
 
 import csv
-import gzip
 import io
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor
 from zonogpt.bench.grid import SENTENCE_TOKENS
 from zonogpt.datasets.idx import SPLITS, MnistFiles
 from zonogpt.errors import OptionError, SpecError
+from zonogpt.files import read_bytes
 
 HUB_MNIST, HUB_SST, HUB_GPT2 = "ylecun/mnist", "stanfordnlp/sst2", "openai-community/gpt2"
 PARQUET = {
@@ -72,13 +73,13 @@ def read_tokenizer(data: Path | None) -> Any:
 
     if data is None:
         try:
-            return AutoTokenizer.from_pretrained(HUB_GPT2)
+            return AutoTokenizer.from_pretrained(HUB_GPT2, trust_remote_code=False)
         except Exception as error:  # whatever the network does
             raise OptionError(f"the tokenizer {HUB_GPT2} could not be fetched; give --data ({error})") from error
     folder = _folder(data, "gpt2")
     if not all((folder / name).is_file() for name in ("vocab.json", "merges.txt")):
         raise SpecError(f"{folder} must hold vocab.json and merges.txt")  # transformers would make up an empty one
-    return GPT2TokenizerFast.from_pretrained(folder)
+    return GPT2TokenizerFast.from_pretrained(folder, local_files_only=True)
 
 
 def _folder(data: Path, name: str) -> Path:
@@ -91,12 +92,12 @@ def _read_tsv(folder: Path, split: str) -> list[tuple[str, int]]:
     """A header, then `sentence<TAB>label`; no quoting."""
     plain, packed = folder / f"{split}.tsv", folder / f"{split}.tsv.gz"
     try:
-        content = plain.read_bytes() if plain.is_file() else gzip.decompress(packed.read_bytes())
+        content = read_bytes(plain if plain.is_file() else packed)
         lines = csv.reader(io.StringIO(content.decode(), newline=""), delimiter="\t", quoting=csv.QUOTE_NONE)
         if next(lines, None) != ["sentence", "label"]:
             raise SpecError(f"{folder}, {split}: the first line must be sentence<TAB>label")
         return [(text.strip(), int(label)) for text, label in lines]
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise SpecError(f"{folder} has no readable {split}.tsv or {split}.tsv.gz: {error}") from error
 
 
@@ -106,7 +107,9 @@ def _images_from_hub(split: str) -> Images:
     if split not in SPLITS:
         raise OptionError(f"split {split!r} is unknown; there are {' and '.join(SPLITS)}")
     table = _parquet(HUB_MNIST, split)
-    pictures = [np.asarray(Image.open(io.BytesIO(cell["bytes"])).convert("L")) for cell in table["image"]]
+    pictures = [
+        np.asarray(Image.open(io.BytesIO(cell["bytes"]), formats=("PNG",)).convert("L")) for cell in table["image"]
+    ]
     return Images(torch.from_numpy(np.stack(pictures)), torch.tensor(table["label"]).long())
 
 

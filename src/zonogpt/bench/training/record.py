@@ -11,7 +11,7 @@ from pathlib import Path
 from zonogpt.bench.grid import MNIST, ModelId
 from zonogpt.bench.training.schedule import Schedule
 from zonogpt.errors import ModelError
-from zonogpt.files import write_whole
+from zonogpt.files import read_json, write_whole
 from zonogpt.model.checkpoint import WEIGHTS
 
 RECORD = "training.json"
@@ -59,7 +59,7 @@ class Training:
     def read(folder: Path) -> Training:
         """ModelError if it is not there or not of these weights."""
         try:
-            fields = json.loads((folder / RECORD).read_text())
+            fields = read_json(folder / RECORD)
             fields["schedule"] = Schedule(**fields["schedule"])
             if fields["interval_radius"] is not None:
                 fields["interval_radius"] = tuple(fields["interval_radius"])

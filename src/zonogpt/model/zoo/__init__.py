@@ -25,6 +25,6 @@ def path(name: str) -> Path:
 
 def samples(name: str) -> tuple[Tensor, Tensor]:
     """Test inputs of a bundled model, all classified correctly: images (20, 28, 28) in [0, 1] and int labels (20,)."""
-    with np.load(path(name) / "samples.npz") as data:
+    with np.load(path(name) / "samples.npz", allow_pickle=False) as data:
         images = torch.from_numpy(data["images"].astype(np.float32) / 255)
         return images, torch.from_numpy(data["labels"].astype(np.int64))
