@@ -88,6 +88,6 @@ def read_idx(file: Path, dimensions: int) -> NDArray[np.uint8]:
                 raise SpecError(
                     f"{file} promises {promised} bytes and holds {'fewer' if len(content) < promised else 'more'}"
                 )
-    except (OSError, EOFError, zlib.error) as error:
+        return np.frombuffer(content, np.uint8).reshape(shape)
+    except (OSError, EOFError, zlib.error, ValueError) as error:  # ValueError: no bytes, but sizes beyond all memory
         raise SpecError(f"{file} cannot be read: {error}") from error
-    return np.frombuffer(content, np.uint8).reshape(shape)
