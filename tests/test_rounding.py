@@ -10,7 +10,7 @@ from flint import arb, ctx
 import zonogpt
 from builders import generator, image_model, randn
 from exact import gelu as exact_gelu
-from zonogpt.domains.rounding import LIBRARY, gamma, length, unaccounted, unit, up
+from zonogpt.domains.rounding import LIBRARY, gamma, length, part, unaccounted, unit, up
 from zonogpt.errors import PrecisionError
 from zonogpt.transforms.gelu import gelu
 from zonogpt.verify import require_full_precision
@@ -104,6 +104,9 @@ def test_up_is_enough_for_as_many_operations(dtype):
     for k in (1, 6, 14, 60):
         for value, raised in zip(x.tolist(), up(x, k).tolist(), strict=True):
             assert Fraction(raised) >= Fraction(value) * (1 + Fraction(k) * Fraction(unit(dtype)))
+        share = gamma(7, torch.float64)
+        for value, taken in zip(x.tolist(), part(share, x, k).tolist(), strict=True):
+            assert Fraction(taken) >= Fraction(share) * Fraction(value) * (1 + Fraction(k) * Fraction(unit(dtype)))
     v = torch.rand(40, 30, generator=g).to(dtype)
     for row, size in zip(v.tolist(), length(v).tolist(), strict=True):
         assert Fraction(size) ** 2 >= sum(Fraction(t) ** 2 for t in row)
@@ -114,6 +117,7 @@ def test_rounding_can_be_left_out_of_account_and_comes_back():
     with unaccounted():
         assert gamma(10, torch.float64) == 0.0
         assert float(up(torch.ones(()))) == 1.0
+        assert float(part(0.5, torch.ones(()))) == 0.5
     assert gamma(10, torch.float64) > 0
     assert gamma(1, torch.float64) == 2.0**-53 / (1 - 2.0**-53)
     assert gamma(2**53, torch.float64) == math.inf

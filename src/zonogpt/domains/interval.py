@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zonogpt.domains.rounding import gamma, up
+from zonogpt.domains.rounding import gamma, part, up
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,19 @@ class Interval:
     upper: Tensor
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lower", torch.where(self.lower < math.inf, self.lower, -math.inf))
-        object.__setattr__(self, "upper", torch.where(self.upper > -math.inf, self.upper, math.inf))
+        object.__setattr__(self, "lower", self.lower.nan_to_num(-math.inf, -math.inf, -math.inf))
+        object.__setattr__(self, "upper", self.upper.nan_to_num(math.inf, math.inf, math.inf))
 
     def arranged(self, there: Callable[[Tensor], Tensor]) -> Interval:
-        """The same entries in another order or shape: their ends are looked at already."""
+        """The same entries in another order or shape."""
+        return Interval.known(there(self.lower), there(self.upper))
+
+    @staticmethod
+    def known(lower: Tensor, upper: Tensor) -> Interval:
+        """Of ends that were looked at already: neither is NaN, nor infinite on the wrong side."""
         out = object.__new__(Interval)
-        object.__setattr__(out, "lower", there(self.lower))
-        object.__setattr__(out, "upper", there(self.upper))
+        object.__setattr__(out, "lower", lower)
+        object.__setattr__(out, "upper", upper)
         return out
 
     @property
@@ -66,50 +71,55 @@ class Interval:
         k = weight.shape[0]
         positive, negative = weight.clamp(min=0), weight.clamp(max=0)
         ends = torch.stack([self.lower, self.upper])
-        says_nothing = ends.isinf()
-        some = bool(says_nothing.any())
-        ends = ends.masked_fill(says_nothing, 0.0) if some else ends  # 0 times an infinite end is 0
-        rows = torch.cat([ends, ends.abs().amax(0, keepdim=True)])
-        rising, falling = rows @ positive, rows @ negative
+        size = torch.linalg.vector_norm(ends, math.inf, dim=0, keepdim=True)  # |.| and its maximum in one call
+        says_nothing = ends.isinf() if math.isinf(float(size.max())) else None
+        if says_nothing is not None:
+            ends = ends.masked_fill(says_nothing, 0.0)  # 0 times an infinite end is 0
+            size = torch.linalg.vector_norm(ends, math.inf, dim=0, keepdim=True)
+        rows = torch.cat([ends, size])
+        rising, falling = (rows @ positive).unbind(), (rows @ negative).unbind()
         lower, upper = rising[0] + falling[1], rising[1] + falling[0]
         size = rising[2] - falling[2] if weight_size is None else rows[2] @ weight_size
-        if some:
+        if says_nothing is not None:
             opened = says_nothing.to(weight)
             up_opened, down_opened = opened @ (positive > 0).to(weight), opened @ (negative < 0).to(weight)
             lower = lower.masked_fill(up_opened[0] + down_opened[1] > 0, -math.inf)
             upper = upper.masked_fill(up_opened[1] + down_opened[0] > 0, math.inf)
-        below = size
+        if bias is not None and bias_size is None:
+            bias_size = bias.abs()
+
+        def rounding(of: Tensor) -> Tensor:
+            return part(gamma(2 * k + 8, of.dtype), of if bias_size is None else of + bias_size, k)
+
+        below = above = rounding(size)
         # Of a sum of squares or of exponentials nothing cancels, and its upper end may be far away.
-        if weight.shape[1] == 1 and weight_size is None and bool((self.lower >= 0).all() & (weight >= 0).all()):
-            below = lower.clamp(min=0)
+        if weight.shape[1] == 1 and weight_size is None and float(torch.minimum(self.lower.min(), weight.min())) >= 0:
+            below = rounding(lower.clamp(min=0))
         if bias is not None:
-            bias_size = bias.abs() if bias_size is None else bias_size
-            lower, upper, size, below = lower + bias, upper + bias, size + bias_size, below + bias_size
-        below, above = (up(gamma(2 * k + 8, x.dtype) * x, k) for x in (below, size))
+            lower, upper = lower + bias, upper + bias
         return Interval(lower - below, upper + above)
 
     def plus(self, other: Interval) -> Interval:
         lower, upper = self.lower + other.lower, self.upper + other.upper
         unit = gamma(2, lower.dtype)
-        return Interval(lower - up(unit * lower.abs()), upper + up(unit * upper.abs()))
+        return Interval(lower - part(unit, lower.abs()), upper + part(unit, upper.abs()))
 
     @property
     def finite_size(self) -> Tensor:
-        return self.size.masked_fill(self.size.isinf(), 0.0)
+        return self.size.nan_to_num(posinf=0.0)
 
     def matmul(self, other: Interval) -> Interval:
         """The smallest interval around x @ y for independent entries. Memory: rows times inner length times columns."""
+        columns = (other.lower.unsqueeze(-3), other.upper.unsqueeze(-3))
         ends = [
-            x[..., :, :, None] * y[..., None, :, :]
-            for x in (self.lower, self.upper)
-            for y in (other.lower, other.upper)
+            x * y for x in (self.lower.unsqueeze(-1), self.upper.unsqueeze(-1)) for y in columns
         ]  # (..., rows, inner, columns) each
         low, high = ends[0], ends[0]
         for end in ends[1:]:
             low, high = torch.minimum(low, end), torch.maximum(high, end)
         k = self.lower.shape[-1]
         # NaN and infinity make ends that say nothing, however far they are widened.
-        by = up(gamma(k + 2, low.dtype) * torch.maximum(-low, high).sum(-2), k)  # |x y| is the larger of the two
+        by = part(gamma(k + 2, low.dtype), torch.maximum(-low, high).sum(-2), k)  # |x y| is the larger of the two
         return Interval(low.sum(-2) - by, high.sum(-2) + by)
 
     def meet(self, other: Interval) -> Interval:

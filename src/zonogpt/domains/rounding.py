@@ -85,6 +85,16 @@ def up(x: Tensor, k: int = 6) -> Tensor:
     return torch.add(_tiny(x.dtype), x, alpha=1 + gamma(k + 2, x.dtype) + room())  # one call
 
 
+def part(share: float, x: Tensor, k: int = 6) -> Tensor:
+    """At least share x (1 + gamma_k), as `up`: what errors of a relative size `share` amount to.
+
+    Three more: the multiplication, and two for its factor.
+    """
+    if not accounted():
+        return share * x
+    return torch.add(_tiny(x.dtype), x, alpha=share * (1 + gamma(k + 3, x.dtype)))  # one call
+
+
 def length(x: Tensor, dim: int = -1) -> Tensor:
     """At least the 2-norm of x along `dim`, whose squares may underflow."""
     d = x.shape[dim]

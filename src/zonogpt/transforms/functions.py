@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from zonogpt.domains.interval import Interval
-from zonogpt.domains.rounding import LIBRARY, gamma, up
+from zonogpt.domains.rounding import LIBRARY, gamma, part
 from zonogpt.transforms.gelu import affine_gelu, curvature_range, gelu, gelu_slope
 
 ROUNDING = 16  # units of the largest number involved, outward: of f, of slope * t and of their difference
@@ -81,11 +81,11 @@ class Curve:
 
     def range(self, box: Interval) -> Interval:
         box = self._inside(box)
-        ends = torch.stack([self.value(box.lower), self.value(box.upper)])
-        values = Interval(ends.amin(0), ends.amax(0))
+        ends = self.value(torch.stack([box.lower, box.upper]))
+        low, high = ends.amin(0), ends.amax(0)
         # Relative to each end; all these functions are positive.
-        least, most = (up(gamma(LIBRARY + 2, ends.dtype) * end) for end in (values.lower, values.upper))
-        return Interval((values.lower - least).clamp(min=0), values.upper + most)
+        least, most = (part(gamma(LIBRARY + 2, ends.dtype), end) for end in (low, high))
+        return Interval((low - least).clamp(min=0), high + most)
 
     def strip(self, box: Interval) -> Strip:
         """The chord's slope. Of all parallel pairs of lines it needs the smallest distance."""
@@ -113,7 +113,7 @@ class Curve:
         return Lines(slope, torch.minimum(*ends) - slack, tangent, offset + other_slack)
 
     def _inside(self, box: Interval) -> Interval:
-        return Interval(box.lower.clamp(min=0), box.upper) if self.positive else box
+        return Interval.known(box.lower.clamp(min=0), box.upper) if self.positive else box
 
     def _chord(self, box: Interval) -> Tensor:
         """Between the derivatives at the ends, whatever cancellation makes of a short chord: any slope is sound."""
@@ -186,11 +186,11 @@ class Square:
         return t.square()
 
     def range(self, box: Interval) -> Interval:
-        low2, high2 = box.lower.square(), box.upper.square()
+        ends = torch.stack([box.lower, box.upper]).square()
         inside = (box.lower <= 0) & (box.upper >= 0)
-        values = Interval(torch.minimum(low2, high2).masked_fill(inside, 0.0), torch.maximum(low2, high2))
-        least, most = (gamma(2, low2.dtype) * end for end in (values.lower, values.upper))
-        return Interval((values.lower - up(least)).clamp(min=0), values.upper + up(most))
+        low, high = ends.amin(0).masked_fill(inside, 0.0), ends.amax(0)
+        least, most = (part(gamma(2, ends.dtype), end) for end in (low, high))
+        return Interval((low - least).clamp(min=0), high + most)
 
     def strip(self, box: Interval) -> Strip:
         """t^2 - (low + high) t is extreme at the ends, - low high, and in the middle, a quarter of width^2 below."""
@@ -214,13 +214,13 @@ class Gelu:
 
     def range(self, box: Interval) -> Interval:
         """Between its values at the ends, and down to LOWEST where its one minimum lies between them."""
-        ends = torch.stack([gelu(box.lower), gelu(box.upper)])
+        ends = gelu(torch.stack([box.lower, box.upper]))
         low, high = ends.amin(0), ends.amax(0)
         # g falls to the left of TURN and rises to the right of it.
         turns = (box.lower < TURN) & (box.upper > TURN)
         # Values are off by 6 units of t (docs/math.md).
-        rounding = gamma(8, low.dtype) * box.finite_size
-        return Interval(torch.where(turns, low.clamp(max=LOWEST), low), high).widened(rounding)
+        rounding = part(gamma(8, low.dtype), box.finite_size)
+        return Interval(torch.where(turns, low.clamp(max=LOWEST), low) - rounding, high + rounding)
 
     def strip(self, box: Interval) -> Strip:
         return Strip(*affine_gelu(box.lower, box.upper))
