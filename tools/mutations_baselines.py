@@ -23,7 +23,7 @@ OTHERS: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("tangent without slack", FUNCTIONS, "return Lines(tangent, offset - other_slack, slope", "return Lines(tangent, offset, slope", SCALAR),
     ("concave tangent without slack", FUNCTIONS, "tangent, offset + other_slack)", "tangent, offset)", SCALAR),
     ("square's strip halved", FUNCTIONS, "(box.upper - box.lower).square() / 8", "(box.upper - box.lower).square() / 16", SCALAR),
-    ("square's range through zero", FUNCTIONS, "masked_fill(inside, 0.0), ends.amax(0)", "masked_fill(inside & False, 0.0), ends.amax(0)", SCALAR),
+    ("square's range through zero", FUNCTIONS, "masked_fill(inside, 0.0), torch.maximum(*ends)", "masked_fill(inside & False, 0.0), torch.maximum(*ends)", SCALAR),
     ("square's tangent lifted", FUNCTIONS, "-(slope / 2).square() - slack", "-(slope / 2.1).square() - slack", SCALAR),
     ("GELU taken for convex", FUNCTIONS, "convex, concave = bend_low >= 0, bend_high <= 0", "convex, concave = bend_low >= -0.5, bend_high <= 0", SCALAR),
     ("GELU taken for concave", FUNCTIONS, "convex, concave = bend_low >= 0, bend_high <= 0", "convex, concave = bend_low >= 0, bend_high <= 0.5", SCALAR),

@@ -70,13 +70,11 @@ class Interval:
         """
         k = weight.shape[0]
         positive, negative = weight.clamp(min=0), weight.clamp(max=0)
-        ends = torch.stack([self.lower, self.upper])
-        size = torch.linalg.vector_norm(ends, math.inf, dim=0, keepdim=True)  # |.| and its maximum in one call
-        says_nothing = ends.isinf() if math.isinf(float(size.max())) else None
+        rows = torch.stack([self.lower, self.upper, self.size])
+        says_nothing = rows[:2].isinf() if math.isinf(float(rows[2].amax())) else None
         if says_nothing is not None:
-            ends = ends.masked_fill(says_nothing, 0.0)  # 0 times an infinite end is 0
-            size = torch.linalg.vector_norm(ends, math.inf, dim=0, keepdim=True)
-        rows = torch.cat([ends, size])
+            ends = rows[:2].masked_fill(says_nothing, 0.0)  # 0 times an infinite end is 0
+            rows = torch.cat([ends, ends.abs().amax(0, keepdim=True)])
         rising, falling = (rows @ positive).unbind(), (rows @ negative).unbind()
         lower, upper = rising[0] + falling[1], rising[1] + falling[0]
         size = rising[2] - falling[2] if weight_size is None else rows[2] @ weight_size
@@ -93,7 +91,7 @@ class Interval:
 
         below = above = rounding(size)
         # Of a sum of squares or of exponentials nothing cancels, and its upper end may be far away.
-        if weight.shape[1] == 1 and weight_size is None and float(torch.minimum(self.lower.min(), weight.min())) >= 0:
+        if weight.shape[1] == 1 and weight_size is None and float(torch.minimum(self.lower.amin(), weight.amin())) >= 0:
             below = rounding(lower.clamp(min=0))
         if bias is not None:
             lower, upper = lower + bias, upper + bias

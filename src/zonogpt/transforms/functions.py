@@ -81,10 +81,10 @@ class Curve:
 
     def range(self, box: Interval) -> Interval:
         box = self._inside(box)
-        ends = self.value(torch.stack([box.lower, box.upper]))
-        low, high = ends.amin(0), ends.amax(0)
+        ends = self.value(box.lower), self.value(box.upper)
+        low, high = torch.minimum(*ends), torch.maximum(*ends)
         # Relative to each end; all these functions are positive.
-        least, most = (part(gamma(LIBRARY + 2, ends.dtype), end) for end in (low, high))
+        least, most = (part(gamma(LIBRARY + 2, end.dtype), end) for end in (low, high))
         return Interval((low - least).clamp(min=0), high + most)
 
     def strip(self, box: Interval) -> Strip:
@@ -186,10 +186,10 @@ class Square:
         return t.square()
 
     def range(self, box: Interval) -> Interval:
-        ends = torch.stack([box.lower, box.upper]).square()
+        ends = box.lower.square(), box.upper.square()
         inside = (box.lower <= 0) & (box.upper >= 0)
-        low, high = ends.amin(0).masked_fill(inside, 0.0), ends.amax(0)
-        least, most = (part(gamma(2, ends.dtype), end) for end in (low, high))
+        low, high = torch.minimum(*ends).masked_fill(inside, 0.0), torch.maximum(*ends)
+        least, most = (part(gamma(2, end.dtype), end) for end in (low, high))
         return Interval((low - least).clamp(min=0), high + most)
 
     def strip(self, box: Interval) -> Strip:
@@ -214,8 +214,8 @@ class Gelu:
 
     def range(self, box: Interval) -> Interval:
         """Between its values at the ends, and down to LOWEST where its one minimum lies between them."""
-        ends = gelu(torch.stack([box.lower, box.upper]))
-        low, high = ends.amin(0), ends.amax(0)
+        ends = gelu(box.lower), gelu(box.upper)
+        low, high = torch.minimum(*ends), torch.maximum(*ends)
         # g falls to the left of TURN and rises to the right of it.
         turns = (box.lower < TURN) & (box.upper > TURN)
         # Values are off by 6 units of t (docs/math.md).
