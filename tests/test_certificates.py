@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import json
+import pickle
 import re
 import shutil
 import subprocess
@@ -269,3 +270,48 @@ def test_on_the_command_line(tmp_path):
         done = zono("verify", model, *ball, "--radius", "1e-4", "--certificate", tmp_path / "d", *other)
         assert (done.returncode, (tmp_path / "d").exists()) == (2, False)
         assert "method E, about the network in real arithmetic" in done.stderr
+
+
+class Hostile:
+    """A pickle that would leave a trace if it were opened."""
+
+    def __init__(self, trace):
+        self.trace = trace
+
+    def __reduce__(self):
+        return Path.touch, (self.trace,)
+
+
+def test_a_strangers_files_run_nothing_and_allocate_nothing(tmp_path):
+    proof, trace = proofs(MODELS)[0], tmp_path / "trace"
+    arrays, about = contents(proof.file)
+    nested = proof.file.with_suffix(".nested")
+    huge = (1 << 62).to_bytes(8, "little") + b"{}"
+    claimed = json.dumps({"a": {"dtype": "F64", "shape": [1 << 40], "data_offsets": [0, 1 << 43]}}).encode()
+    metadata = {"__metadata__": {"format": "zonogpt certificate 1", "digest": "0" * 64, "about": "[" * 100_000}}
+    header = json.dumps(metadata).encode()
+    for content in (
+        pickle.dumps(Hostile(trace)),
+        huge,
+        len(claimed).to_bytes(8, "little") + claimed,
+        len(header).to_bytes(8, "little") + header,
+    ):
+        nested.write_bytes(content)
+        place_of(nested, proof.folder)
+    for hostile in ([], "x", {"model": about["model"]}, about | {"input": []}, about | {"claim": {"label": True}}):
+        place_of(rewritten(proof.file, arrays, hostile), proof.folder)
+    empty = arrays | {"claim.rows": np.zeros((0, 1 << 40), dtype=np.int64)}
+    assert "does not describe a proof" in place_of(rewritten(proof.file, empty, about), proof.folder)
+    for name in ("claim.rows", "block 1 (attention).Q"):
+        wrong = arrays | {name: arrays[name][..., None]}
+        place_of(rewritten(proof.file, wrong, about), proof.folder)
+
+    folder = tmp_path / "model"
+    shutil.copytree(proof.folder, folder)
+    (folder / "model.safetensors").rename(tmp_path / "model.safetensors")
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Hostile(trace)))
+    assert "no GPT-2 that can be read" in place_of(proof.file, folder)
+    for name in ("../model.safetensors", "pytorch_model.bin", str(tmp_path / "model.safetensors")):
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+        assert "outside of it, or no safetensors" in place_of(proof.file, folder)
+    assert not trace.exists()

@@ -34,7 +34,9 @@ def check(file: Path, folder: Path) -> str:
             raise InvalidError("arithmetic: a certificate is about the network in real arithmetic")
         with np.errstate(all="ignore"):  # what overflows becomes NaN, and NaN proves nothing
             statement = _prove(certificate, model)
-    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+    except ZeroDivisionError as error:
+        raise InvalidError(f"head: {error}") from error
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
         raise UnreadableError(f"{file} does not describe a proof: {error!r}") from error
     certificate.finish()
     return statement
@@ -63,9 +65,8 @@ def _prove(certificate: Certificate, model: Model) -> str:
     rows, offset, said = claim_rows(certificate, claim, model)
     margins = claim.floats("margins", len(rows.mid))
     claim.require("margins", margins > 0, "is not positive, so nothing is claimed")
-    back = certificate.get(
-        "claim.rows", "I64", *certificate.shape("claim.rows")
-    )  # rows that go back through all blocks
+    (count,) = certificate.shape("claim.rows")
+    back = certificate.get("claim.rows", "I64", count)  # these go back through all blocks
     losses = [
         {name: lines.of("loss").floats(name, len(back)) for name in names}
         for lines, names in zip(places, [INPUT, *(step.TAKEN for step in steps), HEAD], strict=True)
@@ -124,9 +125,9 @@ def claim_rows(certificate: Certificate, lines: Lines, model: Model) -> tuple[Ba
         count = certificate.shape("claim.matrix")[0]
         C, offset = lines.floats("matrix", count, outputs), lines.floats("offset", count)
         return C @ Ball(model.head.T), C @ Ball(bias) + offset, f"{count} linear claims hold"
-    if not 0 <= int(label) < outputs:
-        raise InvalidError(f"claim: there is no output {label}")
-    rivals = np.delete(np.arange(outputs), int(label))
+    if type(label) is not int or not 0 <= label < outputs:
+        raise InvalidError(f"claim: there is no output {label!r}")
+    rivals = np.delete(np.arange(outputs), label)
     rows = Ball(model.head.T[label]) - model.head.T[rivals]
     return rows, Ball(bias[label]) - bias[rivals], f"output {label} is the largest"
 

@@ -77,6 +77,8 @@ def _text(
     model: Model, about: dict[str, Any], lines: Lines, anchor: Array, centre: Array, scale: Ball
 ) -> tuple[Ball, Ball, str]:
     tokens, positions = model.embedding
+    if not all(type(x) is int for x in about["ids"] + about["positions"]):
+        raise InvalidError("input: tokens and positions are integers")
     ids, at = np.array(about["ids"], dtype=np.int64), np.array(about["positions"], dtype=np.int64)
     S, d = len(ids), tokens.shape[1]
     if not (0 < S <= len(positions) and ids.min() >= 0 and ids.max() < len(tokens)):
