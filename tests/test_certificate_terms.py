@@ -12,7 +12,8 @@ from zonogpt.certificate import write_certificate
 from zonogpt_check.check import check
 from zonogpt_check.sets import InvalidError
 
-SMALLER = 1 - 3e-5  # claims leave room of some 1e-6 over what the checker finds
+# Claims leave room of some 1e-6 over what the checker finds; more for l_1, where its eigenvalues are better.
+ROOM = {math.inf: 3e-5, 2.0: 3e-5, 1.0: 2e-3}
 CLAIMS = r".*\.(Q|R_U|W|zeta|radius|half|norm\.(half|largest|delta)|loss\.(?!rounding).*)"
 
 
@@ -23,13 +24,13 @@ def proof_of(name, norm, folder):
         spec = zonogpt.image_ball(model, image, 3e-3, norm=norm)
     else:
         spec = zonogpt.embedding_ball(model, [3, 1, 4, 1, 5], [0, 2], 3e-3, norm=norm)
-    write_certificate(model, spec, folder / "c", torch.device("cpu"))
+    write_certificate(model, spec, folder / "c")
     return Proof(folder / "c", folders()[name])
 
 
-@pytest.mark.parametrize(("name", "norm"), [("image", math.inf), ("text", 2.0), ("next", 1.0)])
+@pytest.mark.parametrize(("name", "norm"), [("image", math.inf), ("text", 2.0), ("image", 1.0)])
 def test_every_claim_is_compared_with_all_that_it_stands_for(name, norm, tmp_path):
-    """They agree to some 1e-6, so a bound that lacked a term would let a claim through that is smaller by 3e-5.
+    """They agree to some 1e-6, so a bound that lacked a term would let a claim through that is a little smaller.
 
     Not so for rounding, which has sixteen times its room, and for choices, which are no claims.
     """
@@ -39,6 +40,6 @@ def test_every_claim_is_compared_with_all_that_it_stands_for(name, norm, tmp_pat
     names = [name for name in arrays if re.fullmatch(CLAIMS, name) and name != "input.Q"]
     assert len(names) == 2 * (11 + 8) + 4 + 1  # of two layers' attention and MLP, of the head, of the input
     for name in names:
-        tampered = rewritten(proof.file, arrays | {name: arrays[name] * SMALLER}, about)
+        tampered = rewritten(proof.file, arrays | {name: arrays[name] * (1 - ROOM[norm])}, about)
         with pytest.raises(InvalidError, match=re.escape(name)):
             check(tampered, proof.folder)

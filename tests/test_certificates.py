@@ -214,7 +214,7 @@ def test_without_room_for_a_certificate_none_is_written(tmp_path):
     model = zonogpt.load(folders()["image"])
     spec = zonogpt.image_ball(model, torch.full(model.embedding.image_size, 0.5), 0.3)
     with pytest.raises(CertificateError, match="the lowest margin is -"):
-        write_certificate(model, spec, tmp_path / "c", torch.device("cpu"))
+        write_certificate(model, spec, tmp_path / "c")
     assert not (tmp_path / "c").exists()
 
 
@@ -225,7 +225,7 @@ def test_a_linear_claim(tmp_path):
     holds = spec.with_claim(
         [[1.0, 0.0, 0.0], [0.5, -2.0, 1.0]], [0.1 - value[0], 0.1 - value @ torch.tensor([0.5, -2, 1]).double()]
     )
-    write_certificate(model, holds, tmp_path / "c", torch.device("cpu"))
+    write_certificate(model, holds, tmp_path / "c")
     assert check(tmp_path / "c", folders()["text"]).startswith("2 linear claims hold")
 
 

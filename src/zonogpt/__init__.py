@@ -11,10 +11,11 @@
 from typing import TYPE_CHECKING, Any
 
 from zonogpt._version import __version__
+from zonogpt.certificate import write_certificate
 from zonogpt.certify import Certification, certify
 from zonogpt.compare import Comparison, compare
 from zonogpt.datasets import Dataset, open_dataset
-from zonogpt.errors import ModelError, OptionError, SpecError, ZonoGptError
+from zonogpt.errors import CertificateError, ModelError, OptionError, SpecError, ZonoGptError
 from zonogpt.inspection import inspect
 from zonogpt.methods import METHODS
 from zonogpt.model import zoo
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "METHODS",
     "Attack",
+    "CertificateError",
     "Certification",
     "CertifiedRadius",
     "Comparison",
@@ -59,6 +61,7 @@ __all__ = [
     "open_dataset",
     "verify",
     "verify_many",
+    "write_certificate",
     "zoo",
 ]
 

@@ -27,13 +27,14 @@ from zonogpt.methods.ellipsoidal import Tape, adjoint, forward, sizes
 from zonogpt.methods.method import NonFiniteBlockError, OnBlock
 from zonogpt.methods.plan import chunk_bytes
 from zonogpt.model.ir import AttentionBlock, ImageEmbedding, Model
+from zonogpt.options import resolve_device
 from zonogpt.spec.claims import LinearClaim
 from zonogpt.spec.inputs import EmbeddingBox
 from zonogpt.spec.spec import Spec
 from zonogpt.tensors import moved
 from zonogpt.transforms.ellipsoidal.attention import AttentionStep
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep
-from zonogpt.verify import full_precision
+from zonogpt.verify import check_match, full_precision
 
 FORMAT = "zonogpt certificate 1"
 ZEROS = "0" * 64
@@ -43,15 +44,21 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def write_certificate(
-    model: Model, spec: Spec, file: Path, device: torch.device, on_block: OnBlock | None = None
+    model: Model,
+    spec: Spec,
+    file: str | Path,
+    device: str | torch.device | None = None,
+    on_block: OnBlock | None = None,
 ) -> Tensor:
-    """Writes a certificate of the spec, proved by method E, and returns its margins (K,).
+    """Proves the spec once more by method E, about real arithmetic, writes that down, and returns the margins (K,).
 
     CertificateError if the claim is not proved with the room that a certificate needs; nothing is written then.
     """
-    net, here = model.converted(device, torch.float64), moved(spec, device, torch.float64)
+    check_match(model, spec)
+    at = resolve_device(device, model)
+    net, here = model.converted(at, torch.float64), moved(spec, at, torch.float64)
     limit = chunk_bytes(sizes(net, here), 8, 1, None)
-    with torch.no_grad(), full_precision(device), with_room():
+    with torch.no_grad(), full_precision(at), with_room():
         try:
             tape = forward(net, [here], torch.float64, limit, on_block, every_token=True)
             arrays, margins = _claim(tape, here)
@@ -68,7 +75,7 @@ def write_certificate(
         "claim": {"label": spec.label},
     }
     _blocks(arrays, tape)
-    write_whole(file, _packed(arrays, about))
+    write_whole(Path(file), _packed(arrays, about))
     return margins
 
 

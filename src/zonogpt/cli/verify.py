@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
 from zonogpt.arithmetic import MEANING
@@ -82,7 +81,7 @@ def verify(
         written = "no certificate: nothing was proved"
         if certificate is not None and result.status == "verified":
             try:
-                write_certificate(net, spec, certificate, torch.device(result.device), show)
+                write_certificate(net, spec, certificate, result.device, show)
                 written = f"certificate: {certificate}"
             except CertificateError as error:
                 written = str(error)
