@@ -12,9 +12,26 @@ from zonogpt.certificate import write_certificate
 from zonogpt_check.check import check
 from zonogpt_check.sets import InvalidError
 
-# Claims leave room of some 1e-6 over what the checker finds; more for l_1, where its eigenvalues are better.
-ROOM = {math.inf: 3e-5, 2.0: 3e-5, 1.0: 2e-3}
 CLAIMS = r".*\.(Q|R_U|W|zeta|radius|half|norm\.(half|largest|delta)|loss\.(?!rounding).*)"
+
+
+def shrunk(name, array, norm):
+    """Copies that are smaller at one entry of the last token, which sees all others; or in one row of the claim."""
+    kind = name.rsplit(".", 1)[1]
+    if kind in ("W", "R_U"):
+        places = [(-1, -1, 0), (0, -1, -1)]  # head, query, key
+    elif ".loss." in name:
+        places = [(0,), (-1,)]
+    elif kind in ("Q", "largest", "delta") or ".norm." in name:
+        places = [(-1,)]
+    else:
+        places = [(-1, 0), (-1, -1)]  # head and query of zeta; token and unit of an MLP
+    # Claims leave room of some 1e-6 over what the checker finds; more where its eigenvalues are better.
+    room = 3e-5 if norm == math.inf and kind not in ("largest", "R_U") else 5e-2
+    for place in places:
+        smaller = array.copy()
+        smaller[place] *= 1 - room
+        yield place, smaller
 
 
 def proof_of(name, norm, folder):
@@ -23,12 +40,20 @@ def proof_of(name, norm, folder):
         image = torch.rand(*model.embedding.image_size, generator=torch.Generator().manual_seed(0))
         spec = zonogpt.image_ball(model, image, 3e-3, norm=norm)
     else:
-        spec = zonogpt.embedding_ball(model, [3, 1, 4, 1, 5], [0, 2], 3e-3, norm=norm)
+        spec = zonogpt.embedding_ball(model, [3, 1, 4, 1, 5], [0, 4], 3e-3, norm=norm)
     write_certificate(model, spec, folder / "c")
     return Proof(folder / "c", folders()[name])
 
 
-@pytest.mark.parametrize(("name", "norm"), [("image", math.inf), ("text", 2.0), ("image", 1.0)])
+def place_of(file, folder):
+    try:
+        check(file, folder)
+    except InvalidError as error:
+        return str(error)
+    return "nowhere"
+
+
+@pytest.mark.parametrize(("name", "norm"), [("image", math.inf), ("text", math.inf), ("text", 2.0), ("image", 1.0)])
 def test_every_claim_is_compared_with_all_that_it_stands_for(name, norm, tmp_path):
     """They agree to some 1e-6, so a bound that lacked a term would let a claim through that is a little smaller.
 
@@ -40,6 +65,6 @@ def test_every_claim_is_compared_with_all_that_it_stands_for(name, norm, tmp_pat
     names = [name for name in arrays if re.fullmatch(CLAIMS, name) and name != "input.Q"]
     assert len(names) == 2 * (11 + 8) + 4 + 1  # of two layers' attention and MLP, of the head, of the input
     for name in names:
-        tampered = rewritten(proof.file, arrays | {name: arrays[name] * (1 - ROOM[norm])}, about)
-        with pytest.raises(InvalidError, match=re.escape(name)):
-            check(tampered, proof.folder)
+        for place, smaller in shrunk(name, arrays[name], norm):
+            stopped = place_of(rewritten(proof.file, arrays | {name: smaller}, about), proof.folder)
+            assert stopped.startswith(name), (name, place)

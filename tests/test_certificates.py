@@ -66,6 +66,16 @@ def one_direction(arrays, about, k):
     return re.escape(f"{name}[{token}]")
 
 
+def lopsided(arrays, about, k):
+    """Cholesky's algorithm would look at one half only."""
+    names = sorted(name for name in arrays if name.endswith(".Q"))
+    name = names[k % len(names)]
+    Q = arrays[name].copy()
+    Q[:, 0, 1] -= 1.0
+    arrays[name] = Q
+    return re.escape(name) + r"\[.*\] is not symmetric"
+
+
 def other_slope(arrays, about, k):
     names = sorted(name for name in arrays if name.endswith(".slope"))
     name = names[k % len(names)]
@@ -132,7 +142,7 @@ def missing(arrays, about, k):
 
 def surplus(arrays, about, k):
     arrays["block 9 (mlp).Q"] = np.zeros(3)
-    return "block 9"
+    return "'block 9"
 
 
 def not_a_number(arrays, about, k):
@@ -152,7 +162,7 @@ def moved_centre(arrays, about, k):
 
 
 TAMPERED = [
-    shrink(r"block .*\.Q"), one_direction, other_slope, other_mid, other_input, larger_radius, other_label,
+    shrink(r"block .*\.Q"), one_direction, lopsided, other_slope, other_mid, other_input, larger_radius, other_label,
     raised_margin, missing, surplus, not_a_number, moved_centre,
     shrink(r"block .*\)\.half"), shrink(r"block .*\.norm\.half"), shrink(r".*\.norm\.delta"),
     shrink(r".*\.norm\.largest"), shrink(r".*\.radius"), shrink(r".*\.R_U"), shrink(r".*\.W"),
@@ -162,7 +172,7 @@ TAMPERED = [
 
 @pytest.mark.parametrize("tamper", TAMPERED, ids=lambda f: getattr(f, "__name__", "?"))
 def test_two_hundred_tampered_certificates_are_rejected_at_their_place(tamper):
-    """Ten of each of twenty kinds, all with a digest that fits."""
+    """Ten of each of 21 kinds, all with a digest that fits."""
     moving = [proof for proof in proofs(MODELS) if contents(proof.file)[1]["input"]["radius"] >= 1e-5]
     for k, proof in enumerate(moving[:: len(moving) // 10][:10]):
         arrays, about = contents(proof.file)
@@ -205,6 +215,27 @@ def test_a_changed_weight_is_noticed_even_if_the_certificate_says_its_digest(tmp
         assert place_of(rewritten(proof.file, arrays, about), folder).startswith(f"block {2 * layer + kind} (")
 
 
+def test_a_directory_that_means_two_networks_is_refused(tmp_path):
+    """transformers and the checker would each pick one."""
+    proof = proofs(MODELS)[0]
+    changes = {"num_attention_heads": 2}, {"num_hidden_layers": 1}, {"n_head": 0}, {"n_layer": 1e999}
+    for k, change in enumerate(changes):
+        folder = tmp_path / str(k)
+        shutil.copytree(proof.folder, folder)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(UnreadableError):
+            check(proof.file, folder)
+    for k, name in enumerate(("h.0.ln_1.weight", "transformer.h.7.ln_1.weight", "unknown")):
+        folder = tmp_path / f"more {k}"
+        shutil.copytree(proof.folder, folder)
+        tensors = load_file(folder / "model.safetensors")
+        tensors[name] = np.ones_like(tensors["transformer.h.0.ln_1.weight"])
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        with pytest.raises(UnreadableError, match="two tensors of one name" if k == 0 else "has no place"):
+            check(proof.file, folder)
+
+
 def test_both_sides_know_a_model_by_the_same_digest():
     for folder in folders().values():
         assert model_digest(zonogpt.load(folder)) == read_model(folder).digest()
@@ -226,7 +257,7 @@ def test_a_linear_claim(tmp_path):
         [[1.0, 0.0, 0.0], [0.5, -2.0, 1.0]], [0.1 - value[0], 0.1 - value @ torch.tensor([0.5, -2, 1]).double()]
     )
     write_certificate(model, holds, tmp_path / "c")
-    assert check(tmp_path / "c", folders()["text"]).startswith("2 linear claims hold")
+    assert check(tmp_path / "c", folders()["text"]).startswith("2 linear claims (sha256 ")
 
 
 def test_the_checker_stands_alone():
@@ -256,6 +287,7 @@ def test_on_the_command_line(tmp_path):
     done = zono("check", tmp_path / "c", model)
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "valid")
     assert "tokens [1, 2, 3] with every embedding at position 1 within 0.0001 (l_inf)" in done.stdout
+    assert f"model sha256 {read_model(model).digest()}" in done.stdout
     changed = bytearray((tmp_path / "c").read_bytes())
     changed[-1] ^= 1
     (tmp_path / "c").write_bytes(changed)

@@ -5,6 +5,7 @@ import pytest
 from flint import arb, ctx
 
 from zonogpt_check.ball import Ball, joined, largest, smallest
+from zonogpt_check.sets import covers, largest_eigenvalue
 
 ctx.prec = 256
 
@@ -98,3 +99,25 @@ def test_mixed_operations_are_ours():
     assert out.rad.min() >= 1.5
     assert isinstance(np.float64(2.0) * Ball(1.0), Ball)
     assert isinstance(np.ones(2) / Ball(2.0), Ball)
+
+
+def test_radii_that_underflow_before_they_meet_something_large():
+    assert_holds(Ball([[1e300]]) @ Ball([[1e-309]]), [arb(1e300) * arb(1e-309)])
+    assert_holds(Ball([1e-320]) / Ball([1e-140], [1e-150]), [arb(1e-320) / (arb(1e-140) - arb(1e-150))])
+
+
+def test_inclusion_of_ellipsoids_is_proved_not_believed():
+    rng = np.random.default_rng(0)
+    F = rng.standard_normal((40, 12, 12))
+    Q = F @ F.swapaxes(1, 2)
+    values, vectors = np.linalg.eigh(Q)
+    lowest = np.einsum("n,ni,nj->nij", values[:, 0], vectors[:, :, 0], vectors[:, :, 0])
+    for share, holds in ((0.0, True), (5e-7, True), (1.01e-6, False), (0.01, False)):
+        R = (1 - 1e-6) * Q + share * lowest  # a little less than Q, but for its thinnest direction
+        assert (covers(Q, Ball((R + R.swapaxes(1, 2)) / 2)) == holds).all(), share
+    assert not covers(np.eye(3), Ball(np.zeros((3, 3)), np.full((3, 3), 0.5)))  # some matrix of the ball is larger
+    assert not covers(1e-170 * np.eye(3), Ball(np.zeros((3, 3)), np.full((3, 3), 1e-165)))  # squares underflow
+    assert not covers(np.full((2, 2), np.nan), Ball(np.eye(2)))
+    top = largest_eigenvalue(Ball(Q))
+    assert (top.upper() >= values[:, -1]).all()
+    assert (top.upper() <= values[:, -1] * (1 + 1e-8)).all()

@@ -20,7 +20,7 @@ Number = Union["Ball", ArrayLike]
 
 U = 2.0**-53
 TINY = 2.0**-1022
-LIBRARY = 4
+LIBRARY = 8  # four units in the last place, each up to 2 U
 
 
 def gamma(k: int) -> float:
@@ -115,14 +115,16 @@ class Ball:
             raise ZeroDivisionError("a divisor may be zero")
         mid = self.mid / b.mid
         # x/y - m/n = (x - m)/y - (m/n) (y - n)/y, and |y| >= away, less its rounding.
-        off = (self.rad + np.abs(mid) * (1 + 4 * U) * b.rad) / (away * (1 - 4 * U))
+        away = away * (1 - 4 * U)
+        off = self.rad / away + np.abs(mid) * (1 + 4 * U) * (b.rad / away)  # divided before it could underflow
         return Ball(mid, _up(off + 2 * U * np.abs(mid), 12))
 
     def __matmul__(self, other: Number) -> Ball:
         b = Ball.of(other)
         k = self.mid.shape[-1]
         size = np.abs(self.mid)
-        rad = size @ (b.rad + gamma(k) * np.abs(b.mid)) + self.rad @ (np.abs(b.mid) + b.rad)
+        # gamma outside: inside, its product could underflow and then meet something large.
+        rad = size @ b.rad + gamma(k) * (size @ np.abs(b.mid)) + self.rad @ (np.abs(b.mid) + b.rad)
         return Ball(self.mid @ b.mid, _up(rad, 2 * k + 6) + k * TINY)
 
     __radd__, __rmul__ = __add__, __mul__

@@ -61,7 +61,7 @@ class Certificate:
 
     def finish(self) -> None:
         if self._unread:
-            raise InvalidError(f"{min(self._unread)}: has no place in the proof")
+            raise InvalidError(f"{min(self._unread)!a}: has no place in the proof")
 
 
 class Lines:
@@ -79,6 +79,7 @@ class Lines:
         return array
 
     def gram(self, name: str, count: int, d: int) -> Array:
+        """Exactly symmetric: Cholesky's algorithm looks at one half only, everything else at both."""
         array = self.floats(name, count, d, d)
         self.require(name, array == array.swapaxes(1, 2), "is not symmetric")
         return array

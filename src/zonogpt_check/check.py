@@ -8,13 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 
 from zonogpt_check.attention import AttentionStep, attention_step
 from zonogpt_check.ball import Array, Ball
 from zonogpt_check.certificate import Certificate, Lines, UnreadableError
 from zonogpt_check.inputs import input_set
 from zonogpt_check.mlp import MlpStep, mlp_step
-from zonogpt_check.model import IMAGES, Model, read_model
+from zonogpt_check.model import IMAGES, Model, digest, read_model
 from zonogpt_check.norm import Norm, norm_step
 from zonogpt_check.sets import InvalidError, Set, dual
 
@@ -35,11 +36,11 @@ def check(file: Path, folder: Path) -> str:
         with np.errstate(all="ignore"):  # what overflows becomes NaN, and NaN proves nothing
             statement = _prove(certificate, model)
     except ZeroDivisionError as error:
-        raise InvalidError(f"head: {error}") from error
-    except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
+        raise InvalidError(f"proof: {error}") from error
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError, MemoryError, SafetensorError) as error:
         raise UnreadableError(f"{file} does not describe a proof: {error!r}") from error
     certificate.finish()
-    return statement
+    return f"{statement}\nmodel sha256 {model.digest()}\ninput sha256 {certificate.about['input']['sha256']}"
 
 
 def _prove(certificate: Certificate, model: Model) -> str:
@@ -124,7 +125,8 @@ def claim_rows(certificate: Certificate, lines: Lines, model: Model) -> tuple[Ba
     if label is None:
         count = certificate.shape("claim.matrix")[0]
         C, offset = lines.floats("matrix", count, outputs), lines.floats("offset", count)
-        return C @ Ball(model.head.T), C @ Ball(bias) + offset, f"{count} linear claims hold"
+        said = f"{count} linear claims (sha256 {digest(None, [C, offset])}) hold"
+        return C @ Ball(model.head.T), C @ Ball(bias) + offset, said
     if type(label) is not int or not 0 <= label < outputs:
         raise InvalidError(f"claim: there is no output {label!r}")
     rivals = np.delete(np.arange(outputs), label)

@@ -42,7 +42,7 @@ def input_set(certificate: Certificate, model: Model) -> Start:
         lines.require("upper", (high >= anchor) & (above | (high == high.max())), "leaves out inputs within the radius")
         centre = low / 2 + high / 2
         scale = largest(Ball(high) - centre, Ball(centre) - low)
-        cut = f", between {low.min():g} and {high.max():g}"
+        cut = f", between {float(low.min())!r} and {float(high.max())!r}"
     said = [about["norm"], about["radius"], about.get("ids"), about.get("positions")]
     if about["sha256"] != digest(said, arrays):
         raise InvalidError("input: the digest is not that of the input set")
@@ -54,7 +54,7 @@ def input_set(certificate: Certificate, model: Model) -> Start:
     c, Q = lines.floats("c", S, d), lines.gram("Q", S, d)
     box = abs(tokens - c) + dual(Ball(G.rad), p, 1)
     lines.require("Q", covers(Q, box_gram(box)), "does not contain what embedding rounds off")
-    return Start(Set(c, G.mid, Q, p), box, f"for {what} within {radius:g} (l_{about['norm']}){cut}")
+    return Start(Set(c, G.mid, Q, p), box, f"for {what} within {radius!r} (l_{about['norm']}){cut}")
 
 
 def _image(model: Model, centre: Array, scale: Ball) -> tuple[Ball, Ball, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,8 @@ ONLY = {  # what the proof is about: any other value would be another network
     "add_cross_attention": (False,),
     "quantization_config": (None,),
 }
+ALIASES = {"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
+UNUSED = re.compile(r"h\.\d+\.attn\.(masked_)?bias")  # causal masks that old checkpoints store
 
 
 class NormWeights(NamedTuple):
@@ -75,7 +78,9 @@ def digest(said: object, arrays: list[Array]) -> str:
 def read_model(folder: Path) -> Model:
     try:
         return _read(folder, json.loads((folder / "config.json").read_text()))
-    except (KeyError, IndexError, TypeError, ValueError, OSError, RecursionError, SafetensorError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError, MemoryError) as error:
+        raise UnreadableError(f"{folder} holds no GPT-2 that can be read: {error!r}") from error
+    except (OSError, SafetensorError) as error:
         raise UnreadableError(f"{folder} holds no GPT-2 that can be read: {error!r}") from error
 
 
@@ -85,6 +90,9 @@ def _read(folder: Path, config: Any) -> Model:
     for name, values in ONLY.items():
         if config.get(name, values[0]) not in values:
             raise UnreadableError(f"config.{name} = {config[name]!r} is another network")
+    for alias, name in ALIASES.items():  # of two that contradict each other, transformers believes the alias
+        if config.get(alias, config[name]) != config[name]:
+            raise UnreadableError(f"config.{alias} is not config.{name}")
     if architecture not in (IMAGES, TEXTS, NEXT) or d % heads or not tau > 0:
         raise UnreadableError(f"{architecture} of width {d} in {heads} heads, epsilon {tau}")
     tensors = _Tensors(folder)
@@ -115,7 +123,9 @@ def _read(folder: Path, config: Any) -> Model:
         name = "score.weight" if architecture == TEXTS else "lm_head.weight"
         tied = architecture == NEXT and name not in tensors.where and config.get("tie_word_embeddings", True)
         head = embedding[0].T if tied else tensors.get(name, None, d).T
-    return Model(architecture, heads, config.get("pad_token_id"), image, embedding, blocks, norm("ln_f"), head, bias)
+    last = norm("ln_f")
+    tensors.finish({"wte.weight"} if architecture == IMAGES else set())  # GPT2Model has one; images never use it
+    return Model(architecture, heads, config.get("pad_token_id"), image, embedding, blocks, last, head, bias)
 
 
 class _Tensors:
@@ -128,11 +138,15 @@ class _Tensors:
         if not all(Path(name).name == name and name.endswith(".safetensors") for name in names):
             raise UnreadableError(f"{folder} names weights outside of it, or no safetensors")
         files = [safe_open(folder / name, framework="numpy") for name in names]
-        self.where = {name.removeprefix("transformer."): (x, name) for x in files for name in x.keys()}  # noqa: SIM118
+        found = [(name.removeprefix("transformer."), (x, name)) for x in files for name in x.keys()]  # noqa: SIM118
+        self.where, self.unread = dict(found), {name for name, _ in found}
+        if len(self.where) != len(found):
+            raise UnreadableError(f"{folder} has two tensors of one name")
 
     def get(self, name: str, *shape: int | None) -> Array:
         """The tensor, its shape looked at before a byte of it is read."""
         file, full = self.where[name]
+        self.unread.discard(name)
         found = tuple(file.get_slice(full).get_shape())
         if len(found) != len(shape) or any(w not in (None, n) for w, n in zip(shape, found, strict=True)):
             raise UnreadableError(f"{name} has shape {list(found)}")
@@ -140,3 +154,8 @@ class _Tensors:
         if array.dtype.kind != "f" or not np.isfinite(array).all():
             raise UnreadableError(f"{name} is not made of finite floats")
         return np.asarray(array, dtype=np.float64)
+
+    def finish(self, unused: set[str]) -> None:
+        left = {name for name in self.unread - unused if not UNUSED.fullmatch(name)}
+        if left:
+            raise UnreadableError(f"{min(left)!a} has no place in the network")

@@ -161,7 +161,8 @@ def scalars(size: Ball, a0: Ball, rho: Ball, met: Ball, r: Ball, d: int, tau: fl
     a is at least a_min, where D points against z0 and takes `fall` off its length. Nothing is subtracted that cancels.
     """
     lin, quad = 2 * met / d, r.square() / d
-    fall = smaller(met / Ball(np.maximum(size.lower(), 1e-150)), size)
+    least = size.lower()
+    fall = Ball.choose(least > 0, smaller(met / Ball(np.where(least > 0, least, 1.0)), size), size)
     left = (size - fall).clamp_below(0.0)
     s = ((tau + left.square() / d) / a0).sqrt()
     x = fall * (size + left) / (a0 * d)

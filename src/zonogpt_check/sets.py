@@ -65,6 +65,7 @@ def size_of(Q: Ball) -> Array:
 
 def weights(sizes: Array, axis: int) -> Array:
     """Positive numbers close to `sizes`."""
+    sizes = np.maximum(sizes, 0.0)
     return np.asarray(sizes + 1e-6 * sizes.sum(axis, keepdims=True) + 1e-154)
 
 
@@ -126,7 +127,9 @@ def covers(Q: Array, R: Ball) -> NDArray[np.bool_]:
     """
     d = Q.shape[-1]
     M = Q - (R.mid + np.swapaxes(R.mid, -1, -2)) / 2
-    off = np.sqrt(np.square(R.rad + 4 * U * (np.abs(Q) + np.abs(R.mid))).sum((-1, -2)))
+    off = (
+        np.sqrt(np.square(R.rad + 4 * U * (np.abs(Q) + np.abs(R.mid))).sum((-1, -2))) + d * 1e-161
+    )  # squares underflow
     shift = 2 * off + 4 * gamma(d + 4) * np.abs(np.diagonal(M, axis1=-2, axis2=-1)).sum(-1) + 1e-300
     shifted = M - shift[..., None, None] * np.eye(d)
     return np.array([_succeeds(m) for m in shifted.reshape(-1, d, d)], dtype=bool).reshape(shift.shape)

@@ -58,11 +58,14 @@ Step = AttentionStep | MlpStep
 class Start:
     """The input sets of a batch: tokens before the first that moves, and the others, as ellipsoidal zonotopes.
 
-    Those before have no symbols, only what rounding does to them. Shorter sequences have padding in front, so that all
-    end together, with the token that the head reads.
+    Those before have no symbols, only what rounding does to them; each sequence of them is there once, however many
+    inputs begin with it. Shorter sequences have padding in front, so that all end together, with the token that the
+    head reads.
     """
 
-    still: EllipsoidalZonotope | None
+    still: EllipsoidalZonotope | None  # a batch of its own
+    which: Tensor  # (B,): in that batch, what each input begins with
+    first: Tensor  # and for each of that batch, an input that begins with it
     z: EllipsoidalZonotope
     generators: Tensor  # (B, n, m, d) in float64: z.G before it is rounded to the tangents' type
     padding: Tensor | None  # (B,) tokens, as in AttentionBlock.visible; None: all are of one length
@@ -203,13 +206,26 @@ def start(
     Q = minkowski(rounded.new_zeros(B, S, d, d), box=up(box))
     z = EllipsoidalZonotope(rounded[:, S - n :], tangents, Q[:, S - n :], p)
     before = slice(0, S - n)
-    still = EllipsoidalZonotope(rounded[:, before], tangents.new_zeros(B, S - n, 1, d), Q[:, before], p)
+    first, which = _distinct(torch.stack([rounded, box], dim=1)[:, :, before], padding)
+    still = EllipsoidalZonotope(
+        rounded[first, before], tangents.new_zeros(len(first), S - n, 1, d), Q[first, before], p
+    )
     return Start(
         still=still if n < S else None,
+        which=torch.tensor(which, device=model.device),
+        first=torch.tensor(first, device=model.device),
         z=z,
         generators=G,
         padding=torch.tensor(padding, device=model.device) if any(padding) else None,
     )
+
+
+def _distinct(tokens: Tensor, padding: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Where each beginning (B, ...) occurs first, and for every input which of these it has."""
+    keys = [(pad, x.tobytes()) for pad, x in zip(padding, tokens.cpu().numpy(), strict=True)]
+    first = {key: b for b, key in reversed(list(enumerate(keys)))}
+    places = {key: place for place, key in enumerate(first)}
+    return list(first.values()), [places[key] for key in keys]
 
 
 @dataclass(frozen=True)
@@ -255,11 +271,12 @@ def forward(
             if isinstance(block, AttentionBlock):
                 # Behind the last attention only the tokens that the head reads matter.
                 one = t == last_attention and model.head.pool == "last" and not every_token
-                seen = nothing = Still.none(z.c, block.n_heads)
+                seen = Still.none(z.c, block.n_heads)
                 if still is not None:
-                    queries = 1 if one else still.n_tokens
-                    still, before = attention_step(block, still, nothing, queries, limit, begin.padding, arithmetic)
-                    seen = before.still
+                    queries, nothing = 1 if one else still.n_tokens, Still.none(still.c, block.n_heads)
+                    padding = None if begin.padding is None else begin.padding[begin.first]
+                    still, before = attention_step(block, still, nothing, queries, limit, padding, arithmetic)
+                    seen = before.still.of(begin.which)
                 queries = 1 if one else z.n_tokens
                 z, step = attention_step(block, z, seen, queries, limit, begin.padding, arithmetic)
             else:
@@ -298,6 +315,7 @@ def _at_the_head(
     lost = torch.zeros_like(offset)
     read = [norm]
     if still is not None and head.pool == "mean":
+        still = EllipsoidalZonotope(still.c[begin.which], still.G[begin.which], still.Q[begin.which], still.p)
         before = layernorm_step(head.norm, still, limit)
         pooled = pooled + torch.einsum("s,bsd->bd", pool[: still.n_tokens], before.centre)
         size = size + torch.einsum("s,bsd->bd", pool[: still.n_tokens], before.centre.abs() + before.reach)

@@ -60,6 +60,10 @@ class Still:
     size: Tensor  # (B, p, d): bounds LayerNorm's output
     executed: Tensor  # (B, p, d): what an execution of LayerNorm may be off by
 
+    def of(self, which: Tensor) -> Still:
+        """For inputs that begin with these, by their number."""
+        return Still(*(x[which] for x in (self.n, self.K, self.V, self.size, self.executed)))
+
     @staticmethod
     def none(like: Tensor, n_heads: int) -> Still:
         """No such tokens, for tokens `like` (..., n, d)."""
