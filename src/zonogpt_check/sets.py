@@ -130,7 +130,7 @@ def covers(Q: Array, R: Ball) -> NDArray[np.bool_]:
     off = (
         np.sqrt(np.square(R.rad + 4 * U * (np.abs(Q) + np.abs(R.mid))).sum((-1, -2))) + d * 1e-161
     )  # squares underflow
-    shift = 2 * off + 4 * gamma(d + 4) * np.abs(np.diagonal(M, axis1=-2, axis2=-1)).sum(-1) + 1e-300
+    shift = 1.001 * off + 4 * gamma(d + 4) * np.abs(np.diagonal(M, axis1=-2, axis2=-1)).sum(-1) + 1e-300
     shifted = M - shift[..., None, None] * np.eye(d)
     return np.array([_succeeds(m) for m in shifted.reshape(-1, d, d)], dtype=bool).reshape(shift.shape)
 

@@ -47,7 +47,7 @@ def unaccounted() -> contextlib.AbstractContextManager[None]:
 
 def with_room() -> contextlib.AbstractContextManager[None]:
     """Bounds a little wider than need be: whoever computes them again, with other roundings, stays within them."""
-    return _set(_Accounting(16.0, 1e-6))
+    return _set(_Accounting(64.0, 1e-6))
 
 
 def accounted() -> bool:
