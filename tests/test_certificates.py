@@ -347,3 +347,15 @@ def test_a_strangers_files_run_nothing_and_allocate_nothing(tmp_path):
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
         assert "outside of it, or no safetensors" in place_of(proof.file, folder)
     assert not trace.exists()
+
+
+@pytest.mark.slow
+def test_a_hundred_certificates_of_the_bundled_model(tmp_path):
+    model, folder = zonogpt.load("zoo:digits"), zonogpt.zoo.path("digits")
+    images, labels = zonogpt.zoo.samples("digits")
+    for image, label in zip(images, labels.tolist(), strict=True):
+        for radius in (1e-5, 1e-4, 5e-4, 1e-3, 2e-3):
+            write_certificate(model, zonogpt.image_ball(model, image, radius), tmp_path / "c")
+            assert check(tmp_path / "c", folder).startswith(
+                f"output {label} is the largest for every image within {radius!r}"
+            )

@@ -20,6 +20,7 @@ from safetensors.numpy import save
 from torch import Tensor
 
 from zonogpt.domains.ellipsoidal import box_weights
+from zonogpt.domains.finite import NonFiniteBoundError
 from zonogpt.domains.rounding import room, with_room
 from zonogpt.errors import CertificateError
 from zonogpt.files import write_whole
@@ -34,7 +35,7 @@ from zonogpt.spec.spec import Spec
 from zonogpt.tensors import moved
 from zonogpt.transforms.ellipsoidal.attention import AttentionStep
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep
-from zonogpt.verify import check_match, full_precision
+from zonogpt.verify import check_match, full_precision, out_of_memory
 
 FORMAT = "zonogpt certificate 1"
 ZEROS = "0" * 64
@@ -62,8 +63,12 @@ def write_certificate(
         try:
             tape = forward(net, [here], torch.float64, limit, on_block, every_token=True)
             arrays, margins = _claim(tape, here)
-        except NonFiniteBlockError as error:
+        except (NonFiniteBlockError, NonFiniteBoundError) as error:
             raise CertificateError(f"no certificate: {error}") from error
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            raise CertificateError("no certificate: out of memory; it needs all tokens of every block") from error
     if not bool((margins > 0).all()):
         raise CertificateError(
             f"no certificate: with the room that its checker needs, the lowest margin is {float(margins.min()):.4g}"

@@ -62,10 +62,9 @@ def _image(model: Model, centre: Array, scale: Ball) -> tuple[Ball, Ball, str]:
     tokens = Ball(_patches(centre, model)) @ weight + bias + positions
     S, q = len(positions), len(weight)
     half = Ball(_patches(scale.mid, model), _patches(scale.rad, model))  # (S, q)
-    one_token = (half[..., None] * weight)[:, None] * np.eye(S)[
-        :, :, None, None
-    ]  # (S, S, q, d): a pixel moves its token
-    return tokens, one_token.reshape(S, S * q, -1), "every image"
+    own = np.eye(S)[:, :, None, None]  # a pixel moves its own token only
+    G = (half[..., None] * weight)[:, None] * own  # (S, S, q, d)
+    return tokens, G.reshape(S, S * q, -1), "every image"
 
 
 def _patches(image: Array, model: Model) -> Array:

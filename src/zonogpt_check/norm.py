@@ -100,9 +100,8 @@ class Norm:
         of_w = extent(one, none) + (abs(raw) * self.miss).sum(-1)
         of_g = extent(none, one).mid + 1e-30
         s = np.sqrt((of_w.mid + 1e-30) / of_g)  # any s > 0: (g.D)(w.D) <= ((s g + w / s).D)^2 / 4
-        both = extent(1 / Ball(s), Ball(s)) + ((abs(raw) / s[..., None] + abs(self.z0) * s[..., None]) * self.miss).sum(
-            -1
-        )
+        of_zeta = ((abs(raw) / s[..., None] + abs(self.z0) * s[..., None]) * self.miss).sum(-1)
+        both = extent(1 / Ball(s), Ball(s)) + of_zeta
         along = (raw * self.z0).sum(-1)
         product = smaller(self.k / 4 * both.square() + self.largest * of_w, self.delta * of_w)
         lost = (Ball(np.abs(functionals)) * self.off).sum(-1)
