@@ -97,7 +97,7 @@ def sum_of(grams: list[Ball], t: Array | None = None) -> Ball:
 def cover(T: Ball, p: float) -> Ball:
     """A Gram whose ellipsoid contains sum_j T_j eps_j, for T (..., m, k)."""
     if p == math.inf:  # a box of symbols, with weights
-        t = weights(length(T).mid, -1)
+        t = length(T).mid + 1e-154
         return Ball(t).sum(-1)[..., None, None] * ((T / t[..., None]).T @ T)
     gram = T.T @ T
     if p == 1:  # the hull of the +-T_j lies in the ball of the longest, too

@@ -17,7 +17,7 @@ import math
 import torch
 from torch import Tensor
 
-from zonogpt.domains.ellipsoidal import dual_norm, lambda_max, rounded_out, symmetrised, trace, weights
+from zonogpt.domains.ellipsoidal import dual_norm, lambda_max, rounded_out, symmetrised, trace
 from zonogpt.domains.rounding import LIBRARY, up
 
 
@@ -40,8 +40,9 @@ class SymbolSums:
             return
         length = torch.linalg.vector_norm(T, dim=-1)  # (..., chunk)
         if self.p == math.inf:
-            # Box to ellipsoid with weights proportional to |T_j|.
-            length = weights(length, dim=-1)
+            # Box to ellipsoid with weights proportional to |T_j|, and positive: no relative floor as elsewhere, which
+            # would depend on the chunks.
+            length = length + torch.finfo(length.dtype).tiny ** 0.5
             scaled = T / length.sqrt()[..., None]
             self._lengths = self._join(self._lengths, length.sum(-1))
         else:
