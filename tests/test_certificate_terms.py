@@ -3,10 +3,12 @@
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 
 import zonogpt
+from builders import image_model
 from certified import Proof, contents, folders, rewritten
 from zonogpt.certificate import write_certificate
 from zonogpt_check.check import check
@@ -101,3 +103,23 @@ def test_wide_sets_where_slopes_are_dropped(name, tmp_path):
         flags = {key: x for key, x in arrays.items() if re.search(r"\.(sloped|rows)$", key) and key != "claim.rows"}
         dropped |= {key.split(".")[-1] for key, x in flags.items() if not x[..., -1].all()}
     assert dropped == {"sloped", "rows"}
+
+
+def test_layernorms_error_is_in_the_mlps_ellipsoid(tmp_path):
+    """With nothing from the attention before it and hardly any from GELU, the longest direction is all its own."""
+    net = image_model(3)
+    with torch.no_grad():
+        net.transformer.h[0].attn.c_proj.weight.zero_()
+        net.transformer.h[0].mlp.c_fc.weight *= 1e-3
+    net.save_pretrained(tmp_path / "model")
+    model = zonogpt.load(tmp_path / "model")
+    spec = zonogpt.image_ball(model, torch.full(model.embedding.image_size, 0.5), 3e-3)
+    write_certificate(model, spec.with_claim([[1.0, 0.0, 0.0]], [1e4]), tmp_path / "c")
+    check(tmp_path / "c", tmp_path / "model")
+    arrays, about = contents(tmp_path / "c")
+    name = "block 2 (mlp).Q"
+    Q = arrays[name].copy()
+    values, vectors = np.linalg.eigh(Q[-1])
+    Q[-1] -= 1e-3 * values[-1] * np.outer(vectors[:, -1], vectors[:, -1])
+    Q[-1] = (Q[-1] + Q[-1].T) / 2
+    assert place_of(rewritten(tmp_path / "c", arrays | {name: Q}, about), tmp_path / "model").startswith(name)

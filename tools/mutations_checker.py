@@ -40,6 +40,7 @@ CHECKER: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ('MLP: symbols not in the radius', MLP, 'moved + support(merged, Ball(block.inner.T))', 'support(merged, Ball(block.inner.T))', TERMS),
     ('MLP: errors not in the radius', MLP, 'moved + support(merged, Ball(block.inner.T))', 'moved', TERMS),
     ('MLP: GELU not in Q', MLP, 'image(norm.gram[s], chain), fresh, box_gram(box)]', 'image(norm.gram[s], chain), 0 * fresh, box_gram(box)]', TERMS),
+    ("MLP: LayerNorm's error not in Q", MLP, "image(norm.gram[s], chain), fresh, box_gram(box)]", "0 * fresh, fresh, box_gram(box)]", TERMS),
     ('MLP: old error not in Q', MLP, 'parts = [image(Ball(z.Q[s]), whole), image', 'parts = [0 * fresh, image', TERMS),
     ('GELU: curvature forgotten', MLP, ' - np.maximum(bend_high.upper(), 0) * w2', '', TERMS),
     ('input: symbols forgotten', CHECK, 'found.append([moved, ', 'found.append([0 * moved, ', TERMS),
