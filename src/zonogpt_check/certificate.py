@@ -36,7 +36,7 @@ class Certificate:
             raise UnreadableError(f"{file} is not a safetensors file: {error}") from error
         if metadata.get("format") != FORMAT:
             raise UnreadableError(f"{file} is not a {FORMAT!r}")
-        if metadata.get("digest") != digest(file, metadata.get("digest", "")):
+        if metadata.get("digest") != file_digest(file, metadata.get("digest", "")):
             raise InvalidError("file: the digest is not that of its content")
         try:
             self.about: dict[str, Any] = json.loads(metadata["about"])
@@ -105,7 +105,7 @@ class Lines:
             raise InvalidError(f"{self.place}.{name}{list(at)} {what}{said}")
 
 
-def digest(file: Path, said: str) -> str:
+def file_digest(file: Path, said: str) -> str:
     """Of the file, with the digest that it says replaced by zeros: it must stand in the header, once."""
     with open(file, "rb") as stream:
         head = stream.read(8)

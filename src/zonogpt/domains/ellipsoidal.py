@@ -222,6 +222,6 @@ def rounded_out(Q: Tensor, terms: int = 0) -> Tensor:
     return widened(Q, up(rounding(Q, terms) + (64 + terms) * torch.finfo(Q.dtype).tiny))
 
 
-def with_room(Q: Tensor) -> Tensor:
-    """Q, changed in place: what a block hands on is where somebody who computes it again compares."""
+def handed_on(Q: Tensor) -> Tensor:
+    """Q, changed in place, with `room`: where somebody who computes it again will compare."""
     return Q.mul_(1 + room()) if room() else Q

@@ -14,6 +14,7 @@ from torch import Tensor
 from zonogpt.domains.chunks import chunks
 from zonogpt.domains.ellipsoidal import (
     EllipsoidalZonotope,
+    handed_on,
     image_rounding,
     rounded_out,
     sandwich,
@@ -23,7 +24,6 @@ from zonogpt.domains.ellipsoidal import (
     trace,
     weights,
     widened,
-    with_room,
 )
 from zonogpt.domains.rounding import gamma, up
 from zonogpt.transforms.ellipsoidal.attention_point import AttentionPoint
@@ -180,7 +180,7 @@ def error_images(
     out.diagonal(dim1=-2, dim2=-1).add_(up(rounding * (rounding.sum(-1) / t_own[2])[..., None], 2 * rounding.shape[-1]))
     t = ImageWeights(t_own, t_local, torch.cat(crossed, dim=1))
     total = up(total + t.crossed.sum(-1), point.P.shape[-1] + H)
-    return with_room(rounded_out(out.mul_(total[..., None, None]))), t
+    return handed_on(rounded_out(out.mul_(total[..., None, None]))), t
 
 
 def _query_bytes(point: AttentionPoint) -> int:

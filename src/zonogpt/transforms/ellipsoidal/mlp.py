@@ -17,12 +17,12 @@ from zonogpt.domains.chunks import chunks, stream_limit
 from zonogpt.domains.ellipsoidal import (
     EllipsoidalZonotope,
     box_cover,
+    handed_on,
     minkowski,
     minkowski_weights,
     sandwich,
     support,
     weighted_sum,
-    with_room,
 )
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.rounding import gamma, up
@@ -107,7 +107,7 @@ def mlp_step(
         in_tangents = up(rounding + gamma(d + 4, narrow) * product + underflow, d)
     parts = sandwich(z.Q, whole), sandwich(norm.error_gram, chain), box_cover(block.w_2, half)
     t = minkowski_weights(*parts, box=in_tangents)
-    Q = with_room(weighted_sum(t, *parts, box=in_tangents))
+    Q = handed_on(weighted_sum(t, *parts, box=in_tangents))
     c = z.c + value @ block.w_2 + block.b_2
     out = EllipsoidalZonotope(c, G, Q, z.p)
     require_finite("MLP output", out.c, out.G, out.Q)
