@@ -21,7 +21,7 @@ from transformers import GPT2Config
 
 import zonogpt
 from zonogpt.memory import peak_bytes, reset_peak
-from zonogpt.methods import ellipsoidal
+from zonogpt.methods.tape import forward
 from zonogpt.tensors import moved, tensors_in
 
 REPEATS, LONG, RADIUS, GIB = 3, 20.0, 1e-5, 2**30
@@ -30,7 +30,7 @@ REPEATS, LONG, RADIUS, GIB = 3, 20.0, 1e-5, 2**30
 def tape_bytes(model: zonogpt.Model, spec: zonogpt.Spec) -> int:
     """What the forward pass leaves behind, each piece of memory once and the model's own not at all."""
     with torch.no_grad():
-        tape = ellipsoidal.forward(model, [spec], torch.float64, 1 << 28, None)
+        tape = forward(model, [spec], torch.float64, 1 << 28, None)
     weights = {t.untyped_storage().data_ptr() for t in tensors_in((model.blocks, model.head))}
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors_in(tape)}
     return sum(storage.nbytes() for at, storage in storages.items() if at not in weights)

@@ -23,7 +23,7 @@ ALLOWED = {
     "datasets": {"errors", "files", "model"},
     "domains": set(),
     "transforms": {"arithmetic", "domains", "model", "spec", "tensors"},
-    "methods": {"arithmetic", "errors", "domains", "memory", "transforms", "model", "spec", "result"},
+    "methods": {"arithmetic", "errors", "domains", "memory", "transforms", "model", "spec", "result", "tensors"},
     "options": {"errors", "methods", "model"},
     "search": {"errors", "model", "spec", "tensors"},
     "verify": {"arithmetic", "errors", "memory", "methods", "model", "options", "result", "search", "spec", "tensors"},

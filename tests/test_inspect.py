@@ -11,8 +11,8 @@ from builders import config, image_config, language_model
 from zonogpt.domains.structured import generator_limit
 from zonogpt.errors import OptionError
 from zonogpt.inspection import dense_bytes, structured_bytes
-from zonogpt.methods import ellipsoidal
 from zonogpt.methods.structured import VARIANTS
+from zonogpt.methods.tape import forward
 from zonogpt.tensors import map_tensors, tensors_in
 
 GIB = 2**30
@@ -71,7 +71,7 @@ def test_predicted_tape_of_method_e_is_what_a_run_leaves_behind():
     model = map_tensors(zonogpt.load(zonogpt.zoo.path("digits")), lambda t: t.double())
     spec = zonogpt.image_ball(model, torch.full((28, 28), 0.5), 1e-4)
     with torch.no_grad():
-        tape = ellipsoidal.forward(model, [spec], torch.float64, 1 << 28, None)
+        tape = forward(model, [spec], torch.float64, 1 << 28, None)
     weights = {t.untyped_storage().data_ptr() for t in tensors_in(model)}
     memory = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors_in(tape)}
     left = sum(size for at, size in memory.items() if at not in weights)

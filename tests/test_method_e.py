@@ -13,7 +13,7 @@ from plain_e import plain_margins
 from trained import IMAGE_SHAPES, NAMES, instances, pictures, trained
 from zonogpt.domains.finite import require_finite
 from zonogpt.errors import OptionError
-from zonogpt.methods import ellipsoidal
+from zonogpt.methods import adjoint, ellipsoidal, tape
 from zonogpt.methods.method import NonFiniteBlockError
 from zonogpt.methods.plan import plan_ellipsoidal
 from zonogpt.search.attack import attack
@@ -79,31 +79,13 @@ def test_smaller_balls_are_easier():
     assert (margins_of(model, one) >= margins_of(model, two) - 1e-6).all()
 
 
-@pytest.mark.parametrize("architecture", [text_classifier, language_model])
-def test_tokens_before_the_first_perturbed_one_are_exact(architecture):
-    """The set holds the moving suffix only, and nothing is lost against a run that carries all tokens."""
-    model = zonogpt.load(architecture(3).double())
-    spec = zonogpt.embedding_ball(model, [3, 5, 1, 12, 7, 2], [3, 4], 2e-3)
-    begin = ellipsoidal.start(model, [spec], torch.float64)
-    assert begin.still.n_tokens == 3
-    assert begin.z.n_tokens == 3
-    assert begin.z.m == 2 * model.width
-    first = ellipsoidal.first_moving
-    try:
-        ellipsoidal.first_moving = lambda model, spec: 0
-        whole = margins_of(model, spec)
-    finally:
-        ellipsoidal.first_moving = first
-    torch.testing.assert_close(margins_of(model, spec), whole, rtol=1e-4, atol=1e-6)
-
-
 def test_the_last_block_has_one_query_for_a_last_token_head():
     model = zonogpt.load(text_classifier(3).double())
     spec = zonogpt.embedding_ball(model, [3, 5, 1, 12, 7], [1], 1e-3)
     with torch.no_grad():
-        tape = ellipsoidal.forward(model, [spec], torch.float64, LIMIT, None)
-    assert [step.point.n_queries for step in tape.steps if step.kind == "attention"] == [4, 1]
-    assert tape.head.z.n_tokens == 1
+        passed = tape.forward(model, [spec], torch.float64, LIMIT, None)
+    assert [step.point.n_queries for step in passed.steps if step.kind == "attention"] == [4, 1]
+    assert passed.head.z.n_tokens == 1
 
 
 def test_adjoint_is_never_worse_than_the_forward_bound():
@@ -111,9 +93,9 @@ def test_adjoint_is_never_worse_than_the_forward_bound():
     image = torch.rand(6, 4, generator=torch.Generator().manual_seed(5))
     for radius in (1e-3, 1e-2, 5e-2):
         with torch.no_grad():
-            tape = ellipsoidal.forward(model, [zonogpt.image_ball(model, image, radius)], torch.float64, LIMIT, None)
-            margins, _ = ellipsoidal.backward(tape)
-            direct = tape.value - tape.head.loss(ellipsoidal._pooled_rows(tape, torch.tensor([[0, 1]])), LIMIT)
+            passed = tape.forward(model, [zonogpt.image_ball(model, image, radius)], torch.float64, LIMIT, None)
+            margins, _ = adjoint.backward(passed)
+            direct = passed.value - passed.head.loss(adjoint._pooled_rows(passed, torch.tensor([[0, 1]])), LIMIT)
         assert (margins >= direct - 1e-9).all()
 
 
@@ -122,8 +104,8 @@ def test_many_rows_go_through_the_forward_bound(monkeypatch):
     model = zonogpt.load(language_model(4, config(n_embd=6, n_head=2, vocab_size=40)))
     spec = zonogpt.embedding_ball(model, [3, 5, 1], [1], 2e-3)
     full = margins_of(model, spec)
-    monkeypatch.setattr(ellipsoidal, "MOST_ROWS", 5)
-    monkeypatch.setattr(ellipsoidal, "ROWS", 2)
+    monkeypatch.setattr(adjoint, "MOST_ROWS", 5)
+    monkeypatch.setattr(adjoint, "ROWS", 2)
     some = margins_of(model, spec)
     assert (some <= full + 1e-9).all()
     assert int(torch.isclose(some, full).sum()) >= 5
@@ -138,8 +120,8 @@ def test_open_rows_are_chosen_for_each_input(monkeypatch):
         zonogpt.embedding_ball(model, [7, 1, 20, 9], [2], 2e-3),
         zonogpt.embedding_ball(model, [3, 5, 1], [1], 0.3),
     ]
-    monkeypatch.setattr(ellipsoidal, "MOST_ROWS", 5)
-    monkeypatch.setattr(ellipsoidal, "ROWS", 2)
+    monkeypatch.setattr(adjoint, "MOST_ROWS", 5)
+    monkeypatch.setattr(adjoint, "ROWS", 2)
     alone = [margins_of(model, spec) for spec in specs]
     with torch.no_grad():
         together = ellipsoidal.METHOD_E.bound_many(
@@ -291,7 +273,7 @@ def test_nan_ends_as_unknown_with_its_place(monkeypatch):
     def broken(block, z, limit, arithmetic):
         require_finite("GELU input", torch.tensor(math.nan))
 
-    monkeypatch.setattr(ellipsoidal, "mlp_step", broken)
+    monkeypatch.setattr(tape, "mlp_step", broken)
     result = zonogpt.verify(model, spec, hint=False)
     assert result.status == "unknown"
     assert "block 2 (mlp), step 'GELU input'" in result.reason
@@ -304,10 +286,10 @@ def test_ledger_adds_up_to_the_margin():
     model = moved(trained("rows deep"), torch.device("cpu"), torch.float64)
     spec = instances("rows deep", 2e-3, 1)[0]
     with torch.no_grad():
-        tape = ellipsoidal.forward(model, [spec], torch.float64, LIMIT, None)
+        passed = tape.forward(model, [spec], torch.float64, LIMIT, None)
     bounds = ellipsoidal.METHOD_E.bound_many(model, [spec], torch.float64, None, None)[0]
     taken = sum(entry.width for entry in bounds.ledger.entries)
-    assert math.isclose(float((tape.value[0] - bounds.margins).mean()), taken, rel_tol=1e-9)
+    assert math.isclose(float((passed.value[0] - bounds.margins).mean()), taken, rel_tol=1e-9)
     rounded = sum(entry.width for entry in bounds.ledger.entries if entry.step == "rounding")
     assert 0 < rounded < 1e-8 * taken
     steps = {(entry.kind, entry.step) for entry in bounds.ledger.entries}

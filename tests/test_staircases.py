@@ -16,7 +16,8 @@ from builders import image_config, image_model
 from test_cancellation import double, excess_of_e, single
 from zonogpt.domains.rounding import unaccounted
 from zonogpt.domains.structured import StructuredZonotope
-from zonogpt.methods import METHODS, ellipsoidal
+from zonogpt.methods import METHODS
+from zonogpt.methods.start import start
 from zonogpt.model.ir import AttentionBlock, ImageEmbedding, LayerNorm, MlpBlock
 from zonogpt.transforms.attention import fused_attention
 from zonogpt.transforms.decomposed_attention import decomposed_attention
@@ -136,7 +137,7 @@ def test_embeddings_cover_what_a_staircase_loses():
     model = dataclasses.replace(model, embedding=dataclasses.replace(embedding, weight=weight))
     spec = zonogpt.image_ball(model, torch.ones(8, 8), 0.0, label=0)
     exact = sum(Fraction(float(w)) for w in steps)
-    begin = ellipsoidal.start(model, [spec], torch.float64)
+    begin = start(model, [spec], torch.float64, 1)
     extent = begin.z.Q[0, 0].diagonal().sqrt()
     for k in range(4):
         truth = exact + Fraction(float(embedding.bias[k])) + Fraction(float(embedding.positions[0, k]))

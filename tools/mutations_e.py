@@ -7,7 +7,10 @@ INPUTS = "spec/inputs.py"
 E_LN, E_SOFTMAX = "transforms/ellipsoidal/layernorm.py", "transforms/ellipsoidal/softmax.py"
 E_POINT, E_ERRORS = "transforms/ellipsoidal/attention_point.py", "transforms/ellipsoidal/attention_errors.py"
 E_ATTENTION, E_MLP = "transforms/ellipsoidal/attention.py", "transforms/ellipsoidal/mlp.py"
-ELLIPSOIDS, SYMBOLS, E_METHOD = "domains/ellipsoidal.py", "domains/symbols.py", "methods/ellipsoidal.py"
+ELLIPSOIDS, SYMBOLS = "domains/ellipsoidal.py", "domains/symbols.py"
+E_METHOD, E_START, E_PREFIXES, E_TAPE, E_ADJOINT = (
+    f"methods/{name}.py" for name in ("ellipsoidal", "start", "prefixes", "tape", "adjoint")
+)
 IR = "model/ir.py"
 STEPS, ROWS, SETS, WHOLE = (
     ("test_ellipsoidal_steps.py",),
@@ -15,7 +18,7 @@ STEPS, ROWS, SETS, WHOLE = (
     ("test_ellipsoidal_domain.py",),
     ("test_method_e.py",),
 )
-ROUNDING = ("test_ellipsoidal_rounding.py",)
+ROUNDING, PREFIXES = ("test_ellipsoidal_rounding.py",), ("test_prefixes.py",)
 
 METHOD_E: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("e_rho at its far end forgotten", E_LN, "torch.maximum(_above_tangent(x, s), _above_tangent(r_lin / a0, (1 + r_lin / a0).sqrt()))", "_above_tangent(x, s)", STEPS),
@@ -112,18 +115,21 @@ METHOD_E: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("l_inf symbols by the 2-norm", ELLIPSOIDS, "q = {math.inf: 1.0,", "q = {math.inf: 2.0,", SETS),
     ("cover of the last chunk only", SYMBOLS, "self._gram.view(-1, *self._gram.shape[-2:]).baddbmm_(flat.mT, flat)", "self._gram = scaled.mT @ scaled", SETS),
     ("l_1 ball too small", SYMBOLS, "torch.diag_embed(self._lengths.square()", "torch.diag_embed(0.5 * self._lengths.square()", SETS),
-    ("input's own part dropped", E_METHOD, 'losses[(0, "input", "input")] = up(', 'losses[(0, "input", "input")] = 0 * up(', WHOLE),
-    ("a perturbed token taken for exact", E_METHOD, "return spec.input.first_moving() if causal else 0", "return spec.input.first_moving() + 1 if causal else 0", WHOLE),
+    ("input's own part dropped", E_ADJOINT, 'losses[(0, "input", "input")] = up(', 'losses[(0, "input", "input")] = 0 * up(', WHOLE),
+    ("a perturbed token taken for exact", E_PREFIXES, "return spec.input.first_moving() if causal else 0", "return spec.input.first_moving() + 1 if causal else 0", WHOLE),
     ("the largest radius of a batch for none", E_METHOD, "return [Bounds(*parts) for parts in zip(margins, ledgers, lost, strict=True)]", "return [Bounds(margins[0], ledgers[0], lost[0]) for _ in specs]", WHOLE),
     ("padding in front seen by all", IR, "(seen & real[:, None] & real[..., None] |", "(seen |", WHOLE),
-    ("another input's beginning", E_METHOD, "[places[key] for key in keys]", "[0 for _ in keys]", ("test_method_e.py",)),
-    ("padding forgotten by the exact tokens", E_METHOD, "attention_step(block, still, nothing, queries, limit, padding,", "attention_step(block, still, nothing, queries, limit, None,", WHOLE),
-    ("padding forgotten by the moving tokens", E_METHOD, "attention_step(block, z, seen, queries, limit, begin.padding,", "attention_step(block, z, seen, queries, limit, None,", WHOLE),
-    ("symbols at the token of the longest sequence", E_METHOD, "at = symbols.token - len(symbols.tokens)", "at = (symbols.token - S).clamp(min=-n)", WHOLE),
-    ("the first input's rows for every input of a batch", E_METHOD, "torch.take_along_dim(tape.rows, rows[..., None], dim=1)", "tape.rows[:, rows[0]]", WHOLE),
-    ("the first input's centre for every input of a batch", E_METHOD, "margins = below(tape.value.gather(1, rows),", "margins = below(tape.value[:, rows[0]],", WHOLE),
-    ("better rows put where the first input's stand", E_METHOD, "margins.scatter_(1, lowest, better)", "margins[:, lowest[0]] = better", WHOLE),
-    ("rows that do not go back left at the centre", E_METHOD, "margins = below(tape.value, torch.cat(", "margins = below(tape.value, 0 * torch.cat(", WHOLE),
+    ("another input's beginning", E_PREFIXES, "[begins.get(name, 0) for name in longest]", "[0 for _ in longest]", PREFIXES),
+    ("the following beginning for a longer one", E_PREFIXES, "longer = following.get(name, b\"\").startswith(name)", "longer = name in following", PREFIXES),
+    ("rounding of the tokens before forgotten", "transforms/attention_rounding.py", "return Still(n, block.split_heads(K), block.split_heads(V), size", "return Still(n, 0 * block.split_heads(K), 0 * block.split_heads(V), size", PREFIXES),
+    ("sets of the tokens before forgotten at the head", E_TAPE, "lost = still.loss(", "lost = 0 * still.loss(", PREFIXES),
+    ("padding taken for tokens before", E_PREFIXES, "- torch.tensor(start.padding, device=device)[:, None]", "- 0 * torch.tensor(start.padding, device=device)[:, None]", WHOLE),
+    ("padding forgotten by the moving tokens", E_TAPE, "1 if one else z.n_tokens, limit, padding,", "1 if one else z.n_tokens, limit, None,", WHOLE),
+    ("symbols at the token of the longest sequence", E_START, "at = symbols.token - len(symbols.tokens)", "at = (symbols.token - S).clamp(min=-n)", WHOLE),
+    ("the first input's rows for every input of a batch", E_ADJOINT, "torch.take_along_dim(tape.rows, rows[..., None], dim=1)", "tape.rows[:, rows[0]]", WHOLE),
+    ("the first input's centre for every input of a batch", E_ADJOINT, "margins = below(tape.value.gather(1, rows),", "margins = below(tape.value[:, rows[0]],", WHOLE),
+    ("better rows put where the first input's stand", E_ADJOINT, "margins.scatter_(1, lowest, better)", "margins[:, lowest[0]] = better", WHOLE),
+    ("rows that do not go back left at the centre", E_ADJOINT, "margins = below(tape.value, torch.cat(", "margins = below(tape.value, 0 * torch.cat(", WHOLE),
     ("l_2 ball of a smaller radius", INPUTS, "torch.full_like(box.anchor, box.radius * (1 + 2**-50))", "torch.full_like(box.anchor, 0.9 * box.radius)", WHOLE),
     ("Jacobian without centring", E_LN, "torch.stack([gamma * rho, gamma", "torch.stack([0 * gamma * rho, gamma", STEPS),
     ("rounding of images dropped", ELLIPSOIDS, "return rounding(Q) * size", "return 0 * rounding(Q) * size", ROUNDING),

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 E_MLP, E_LN = "transforms/ellipsoidal/mlp.py", "transforms/ellipsoidal/layernorm.py"
-E_ATTENTION, METHOD = "transforms/ellipsoidal/attention.py", "methods/ellipsoidal.py"
+E_ATTENTION, TAPE, START = "transforms/ellipsoidal/attention.py", "methods/tape.py", "methods/start.py"
 POINT, EXECUTION = "transforms/norm_point.py", "transforms/execution.py"
 MLP, LN, HEAD = "transforms/mlp.py", "transforms/layernorm.py", "transforms/head.py"
 CANCEL = ("test_cancellation.py",)
@@ -20,9 +20,9 @@ ROUNDING_TERMS: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("output's centre", E_MLP, "rounding = gamma(f + 3, wide) * (z.c", "rounding = 0.0 * (z.c", STAIRS),
     ("output's centre, paper", MLP, "rounding = gamma(f + 3, wide) * (z.c", "rounding = 0.0 * (z.c", STAIRS),
     ("adjoint: rounding left out of the MLP", E_MLP, '"rounding": rounded_off(functionals, self.rounding)', '"rounding": 0 * norm', STAIRS),
-    ("head's rounding", METHOD, "gamma(2 * (d + S) + model.n_outputs + 16, wide) * magnitude", "0 * magnitude", STAIRS),
+    ("head's rounding", TAPE, "gamma(2 * (d + S) + model.n_outputs + 16, wide) * magnitude", "0 * magnitude", STAIRS),
     ("head's rounding, paper", HEAD, "rounding = rounding + gamma(units, dtype) * claim.magnitude(outputs)", "pass", STAIRS),
-    ("embedding", METHOD, "box[b, padding[b] :] = symbols.tokens, symbols.rounding", "box[b, padding[b] :] = symbols.tokens, 0 * symbols.rounding", STAIRS),
+    ("embedding", START, "symbols.tokens[-here:], symbols.rounding[-here:]", "symbols.tokens[-here:], 0 * symbols.rounding[-here:]", STAIRS),
     ("LayerNorm's interval", LN, " + gamma(4 * d + 24, narrow) * image + of_interval", "", ("test_intervals_kept.py",)),
     ("rounding left out of attention's Gram", E_ATTENTION, "local, off[z.G.dtype], limit)", "local, 0 * off[z.G.dtype], limit)", CANCEL),
     ("adjoint: rounding left out of attention", E_ATTENTION, '"rounding": rounded_off(functionals, self.rounding)', '"rounding": 0 * norm', CANCEL),

@@ -24,9 +24,11 @@ from zonogpt.domains.finite import NonFiniteBoundError
 from zonogpt.domains.rounding import room, with_room
 from zonogpt.errors import CertificateError
 from zonogpt.files import write_whole
-from zonogpt.methods.ellipsoidal import Tape, adjoint, forward, sizes
+from zonogpt.methods.adjoint import adjoint
+from zonogpt.methods.ellipsoidal import sizes
 from zonogpt.methods.method import NonFiniteBlockError, OnBlock
 from zonogpt.methods.plan import chunk_bytes
+from zonogpt.methods.tape import Tape, forward
 from zonogpt.model.ir import AttentionBlock, ImageEmbedding, Model
 from zonogpt.options import resolve_device
 from zonogpt.spec.claims import LinearClaim

@@ -149,11 +149,12 @@ def verify_many(
         check_match(model, spec)
     results: dict[int, Result] = {}
     with torch.no_grad(), full_precision(run_device):
+        work = model.converted(run_device, torch.float64)
         run = _Run(
-            method, METHODS[method], run_dtype, meant, budget_bytes, on_block,
+            method, METHODS[method].for_run(work, specs, budget_bytes, meant), run_dtype, meant, budget_bytes, on_block,
             exact=model.converted(model.device, torch.float64),
             rounded=model.converted(model.device, torch.float32),
-            work=model.converted(run_device, torch.float64),
+            work=work,
             original=HuggingFaceModel(model),
             seed=seed if attack else None,
         )  # fmt: skip

@@ -173,6 +173,11 @@ class Baseline:
     def plan(self, sizes: Sizes, dtype: torch.dtype, budget_bytes: int | None) -> Plan:
         return self.planned(sizes, dtype.itemsize, budget_bytes)
 
+    def for_run(
+        self, model: Model, specs: Sequence[Spec], budget_bytes: int | None, arithmetic: Arithmetic
+    ) -> Baseline:
+        return self
+
     def batches(
         self, model: Model, specs: Sequence[Spec], dtype: torch.dtype, budget_bytes: int | None
     ) -> list[list[int]]:

@@ -53,6 +53,9 @@ class Method(Protocol):
     def plan(self, sizes: Sizes, dtype: torch.dtype, budget_bytes: int | None) -> Plan:
         """The memory that one input of these sizes will need, counted before it runs."""
 
+    def for_run(self, model: Model, specs: Sequence[Spec], budget_bytes: int | None, arithmetic: Arithmetic) -> Method:
+        """The method, with a memory for what these specs have in common, if it can use one."""
+
     def batches(
         self, model: Model, specs: Sequence[Spec], dtype: torch.dtype, budget_bytes: int | None
     ) -> list[list[int]]:

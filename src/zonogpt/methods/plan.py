@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zonogpt.domains.chunks import temporary_bytes
-from zonogpt.model.ir import Model
+from zonogpt.model.ir import AttentionBlock, Model
 from zonogpt.spec.spec import Spec
 from zonogpt.transforms.ellipsoidal.attention import KEPT_CHUNKS
 
@@ -100,7 +100,21 @@ def plan_ellipsoidal(sizes: Sizes, item: int, batch: int, budget_bytes: int | No
     chunk, kept = chunk_bytes(sizes, item, batch, budget_bytes), batch * kept_bytes(sizes, item)
     if kept <= KEPT_CHUNKS * chunk:
         attention += kept
-    return Plan(None, sizes.n_inputs, None, tape + max(attention, mlp) + chunk, tape)
+    still = sizes.length - sizes.n_tokens
+    alone = still * still_token_bytes(sizes.width, sizes.n_heads, sizes.hidden, still)  # before all else
+    return Plan(None, sizes.n_inputs, None, max(tape + max(attention, mlp), alone) + chunk, tape)
+
+
+def still_token_bytes(width: int, n_heads: int, hidden: int, length: int) -> int:
+    """Of each token that does not move, among so many of them, on their way through the network."""
+    d, attention = width, 8 * width * width + 6 * n_heads * length * length + 8 * length * width
+    return 8 * (2 * d * (d + 10) + max(attention, d * (3 * hidden + 6 * d)))
+
+
+def known_token_bytes(model: Model) -> int:
+    """Of each such token, what is remembered; at a head that reads all tokens also its set."""
+    d, attentions = model.width, sum(isinstance(block, AttentionBlock) for block in model.blocks)
+    return 8 * d * (5 * max(1, attentions) + (d + 1 if model.head.pool == "mean" else 0))
 
 
 def chunk_bytes(sizes: Sizes, item: int, batch: int, budget_bytes: int | None) -> int:
@@ -128,11 +142,9 @@ def _ellipsoidal_bytes(sizes: Sizes, item: int, batch: int) -> tuple[int, int, i
     n, S, d, m, H, f = sizes.n_tokens, sizes.length, sizes.width, sizes.n_inputs, sizes.n_heads, sizes.hidden
     # The tangents are of the dtype, all else of float64.
     state = 8 * n * d * (d + 10) + item * n * d * m  # a set, and what LayerNorm remembers of it
-    per_layer = 8 * (2 * n * d * (d // H) + 10 * H * n * S + 6 * n * d + 2 * S * d + 2 * n * f)
+    per_layer = 8 * (2 * n * d * (d // H) + 10 * H * n * S + 6 * n * d + 2 * S * d + 2 * n * f + 5 * (S - n) * d)
     tape = (sizes.n_blocks + 1) * state + sizes.n_blocks // 2 * per_layer
     tape += 8 * n * d * m if item < 8 else 0  # the input's generators, before they are rounded
-    still = 16 * (S - n) * d * d  # the sets of the tokens before the first that moves, which go through blocks first
-    tokens = max(n, S - n)
-    attention = 8 * (8 * tokens * d * d + 6 * H * tokens * S * S + 8 * tokens * S * d) + item * n * d * m + still
-    mlp = 8 * tokens * d * (3 * f + 6 * d) + item * n * d * m + still
+    attention = 8 * (8 * n * d * d + 6 * H * n * S * S + 8 * n * S * d) + item * n * d * m
+    mlp = 8 * n * d * (3 * f + 6 * d) + item * n * d * m
     return batch * attention, batch * mlp, batch * tape

@@ -60,9 +60,14 @@ class Still:
     size: Tensor  # (B, p, d): bounds LayerNorm's output
     executed: Tensor  # (B, p, d): what an execution of LayerNorm may be off by
 
-    def of(self, which: Tensor) -> Still:
-        """For inputs that begin with these, by their number."""
-        return Still(*(x[which] for x in (self.n, self.K, self.V, self.size, self.executed)))
+    def packed(self, block: AttentionBlock) -> Tensor:
+        """(5, B, p, d)."""
+        return torch.stack([self.n, block.join_heads(self.K), block.join_heads(self.V), self.size, self.executed])
+
+    @staticmethod
+    def unpacked(packed: Tensor, block: AttentionBlock) -> Still:
+        n, K, V, size, executed = packed
+        return Still(n, block.split_heads(K), block.split_heads(V), size, executed)
 
     @staticmethod
     def none(like: Tensor, n_heads: int) -> Still:

@@ -1,0 +1,87 @@
+"""Method E's backward pass: every row of the claim through the linear maps that the forward pass left behind."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from zonogpt.domains.ellipsoidal import coordinate_radius, dual_norm
+from zonogpt.domains.finite import require_finite
+from zonogpt.domains.rounding import gamma, up
+from zonogpt.methods.tape import Tape
+from zonogpt.transforms.ellipsoidal.layernorm import rounded_off
+
+ROWS = 64  # claim rows that go back together
+MOST_ROWS = 1024  # rows that go back at all: of a language model's 50,256 only those that the forward bound leaves open
+
+Where = tuple[int, str, str]  # block, kind, step
+
+
+def backward(tape: Tape) -> tuple[Tensor, dict[Where, Tensor]]:
+    """Margins (B, K), and what each step takes from them, averaged over the rows (B,)."""
+    margins, _, losses = adjoint(tape)
+    return margins, {where: loss.mean(1) for where, loss in losses.items()}
+
+
+def adjoint(tape: Tape) -> tuple[Tensor, Tensor, dict[Where, Tensor]]:
+    """Margins (B, K); which rows went back through all blocks (B, R); and what each step takes from these (B, R)."""
+    B, K = tape.value.shape
+    every = torch.arange(K, device=tape.value.device).expand(B, -1)
+    if K <= MOST_ROWS:
+        lowest = every
+        pieces = [_go_back(tape, rows) for rows in every.split(ROWS, dim=1)]
+        margins = torch.cat([margins for margins, _ in pieces], dim=1)
+    else:
+        lost = [tape.head.loss(_pooled_rows(tape, rows), tape.limit) for rows in every.split(ROWS, dim=1)]
+        margins = below(tape.value, torch.cat(lost, dim=1) + tape.rounding)
+        require_finite("head", margins)
+        lowest = margins.argsort(1)[:, :MOST_ROWS].sort(1).values  # of each input its own: their rows have other rivals
+        pieces = [_go_back(tape, rows) for rows in lowest.split(ROWS, dim=1)]
+        better = torch.maximum(margins.gather(1, lowest), torch.cat([margins for margins, _ in pieces], dim=1))
+        margins.scatter_(1, lowest, better)
+    losses = {where: torch.cat([loss[where] for _, loss in pieces], dim=1) for where in pieces[0][1]}
+    return margins, lowest, losses
+
+
+def _pooled_rows(tape: Tape, rows: Tensor) -> Tensor:
+    """(B, K, n, d): these rows (B, K) as functionals of the final LayerNorm's output."""
+    return torch.take_along_dim(tape.rows, rows[..., None], dim=1)[:, :, None] * tape.pool[:, None]
+
+
+def _go_back(tape: Tape, rows: Tensor) -> tuple[Tensor, dict[Where, Tensor]]:
+    blocks = len(tape.steps)
+    functionals, loss = tape.head.pull(_pooled_rows(tape, rows), tape.limit)
+    losses: dict[Where, Tensor] = {
+        (blocks + 1, "head", "layernorm"): loss,
+        (blocks + 1, "head", "rounding"): tape.rounding.gather(1, rows),
+    }
+    for t in range(blocks, 0, -1):
+        step = tape.steps[t - 1]
+        functionals, taken = step.pull(functionals, tape.limit)
+        losses |= {(t, step.kind, name): loss for name, loss in taken.items()}
+    z, generators = tape.start.z, tape.start.generators
+    moved = dual_norm(torch.einsum("bknd,bnmd->bkm", functionals.to(generators), generators), z.p, -1).to(functionals)
+    losses[(0, "input", "input")] = up(moved, z.m)
+    # The box of rounding that the input starts with, and what the products just above round.
+    start = coordinate_radius(z.Q) + gamma(z.n_tokens * z.c.shape[-1] + 4, z.c.dtype) * z.symbol_radius
+    losses[(0, "input", "rounding")] = rounded_off(functionals, up(start))
+    margins = below(tape.value.gather(1, rows), torch.stack(list(losses.values())).sum(0), len(losses))
+    require_finite("adjoint", margins)
+    return margins, dict(sorted(losses.items()))
+
+
+def below(value: Tensor, loss: Tensor, terms: int = 1) -> Tensor:
+    """value - loss, rounded down, for losses that are sums of so many."""
+    loss = up(loss, terms)
+    return value - loss - up(gamma(2, value.dtype) * (value.abs() + loss))
+
+
+def where_lost(tape: Tape, b: int) -> str:
+    """The first block behind which the errors are larger than what the input's symbols do linearly."""
+    states = [step.norm.z for step in tape.steps[1:]] + [tape.head.z]
+    for step, (t, z) in zip(tape.steps, enumerate(states, start=1), strict=True):
+        linear = float(dual_norm(z.G[b], z.p, -2).mean())
+        error = float(coordinate_radius(z.Q[b]).mean())
+        if error > linear > 0:
+            return f"precision is lost in block {t} ({step.kind}): error {error / linear:.2g} times the linear part"
+    return ""

@@ -1,0 +1,178 @@
+"""Tokens before the first that moves. Later tokens see them as keys and values, which only rounding changes.
+
+So they go through the network as sets without symbols, and once for all inputs of a run that begin alike, whatever
+moves behind them and how far.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from zonogpt.arithmetic import Arithmetic
+from zonogpt.domains.ellipsoidal import EllipsoidalZonotope
+from zonogpt.domains.finite import NonFiniteBoundError
+from zonogpt.methods.method import NonFiniteBlockError, OnBlock, Progress
+from zonogpt.methods.start import Start, around, embedded_centre
+from zonogpt.model.ir import AttentionBlock, Model
+from zonogpt.spec.spec import Spec
+from zonogpt.tensors import moved
+from zonogpt.transforms.attention_rounding import Still
+from zonogpt.transforms.ellipsoidal.attention import attention_step
+from zonogpt.transforms.ellipsoidal.mlp import mlp_step
+
+# What a sequence is known by: a digest of each token. Equal for equal tokens, and what begins alike begins alike.
+Name = bytes
+DIGEST = hashlib.sha256().digest_size
+
+
+def first_moving(model: Model, spec: Spec) -> int:
+    """The first token that can move; 0 without a causal mask, where every token sees every other."""
+    causal = all(block.causal for block in model.blocks if isinstance(block, AttentionBlock))
+    return spec.input.first_moving() if causal else 0
+
+
+def last_attention(model: Model) -> int:
+    return max((t for t, block in enumerate(model.blocks) if isinstance(block, AttentionBlock)), default=-1)
+
+
+@dataclass(frozen=True)
+class Known:
+    """The tokens of a sequence, (p)."""
+
+    seen: dict[int, Tensor]  # by block, (5, p, d): what later tokens see of them in attention, as Still.packed
+    last: tuple[Tensor, Tensor] | None  # (p, d) and (p, d, d): centre and Gram at the head, where it reads all tokens
+
+
+@dataclass(frozen=True)
+class Before:
+    """The tokens before those of a Start, for its whole batch."""
+
+    known: list[Known]  # the sequences that inputs begin with, T tokens together
+    index: Tensor  # (B, p): which of all these tokens an input has; padding may be any
+
+    def seen(self, t: int, block: AttentionBlock) -> Still:
+        tokens = torch.cat([known.seen[t] for known in self.known], dim=1)
+        return Still.unpacked(tokens[:, self.index], block)
+
+    def at_the_head(self) -> EllipsoidalZonotope:
+        lasts = [known.last for known in self.known if known.last is not None]
+        c, Q = (torch.cat(parts)[self.index] for parts in zip(*lasts, strict=True))
+        return EllipsoidalZonotope(c, torch.zeros_like(c)[:, :, None], Q, math.inf)
+
+
+@dataclass
+class Prefixes:
+    """What the inputs of a run begin with. Propagated when first asked for, and as many others along with it as make
+    `together` tokens, padding included; at most `most_tokens` are remembered."""
+
+    model: Model
+    arithmetic: Arithmetic = "real"
+    together: int = 1
+    most_tokens: int = 0
+    _longest: dict[Name, Name] = field(default_factory=dict)  # the longest sequence that begins with it
+    _owner: dict[Name, Spec] = field(default_factory=dict)  # of these: an input that begins with it
+    _group: dict[Name, list[Name]] = field(default_factory=dict)  # and those that go through the network together
+    _known: dict[Name, Known] = field(default_factory=dict)
+
+    def expect(self, specs: Sequence[Spec]) -> None:
+        """These will be asked for."""
+        owner = dict(self._owner)
+        for spec in specs:
+            if first_moving(self.model, spec) > 0:
+                here = moved(spec, self.model.device, torch.float64)
+                owner.setdefault(self._name(here), here)
+        names = sorted({*self._longest, *owner})  # right behind each comes one that begins with it, if any does
+        following = dict(pairwise(names))
+        for name in reversed(names):
+            longer = following.get(name, b"").startswith(name)
+            self._longest[name] = self._longest[following[name]] if longer else name
+        self._owner |= {name: owner[name] for name in set(self._longest.values())}
+        group: list[Name] = []
+        for name in sorted(self._owner.keys() - self._group.keys(), key=lambda name: (-len(name), name)):
+            if group and (len(group) + 1) * len(group[0]) > self.together * DIGEST:
+                group = []
+            group.append(name)
+            self._group[name] = group
+
+    def of(self, specs: Sequence[Spec], start: Start, limit: int, on_block: OnBlock | None) -> Before | None:
+        """None: there are no tokens before those of `start`."""
+        if start.before == 0:
+            return None
+        names = [self._name(spec) for spec in specs]
+        if any(name and name not in self._longest for name in names):
+            self.expect(specs)
+        longest = [self._longest.get(name, b"") for name in names]  # nothing: all that is before is padding
+        distinct = list(dict.fromkeys(filter(None, longest)))
+        known = [self._propagated(name, limit, on_block) for name in distinct]
+        ends = accumulate((len(name) // DIGEST for name in distinct), initial=0)
+        begins = dict(zip(distinct, ends, strict=False))
+        device = self.model.device
+        begin = torch.tensor([begins.get(name, 0) for name in longest], device=device)
+        token = torch.arange(start.before, device=device) - torch.tensor(start.padding, device=device)[:, None]
+        return Before(known, begin[:, None] + token.clamp(min=0))
+
+    def _name(self, spec: Spec) -> Name:
+        count = first_moving(self.model, spec)
+        if count == 0:
+            return b""
+        tokens = torch.stack([x[:count] for x in embedded_centre(spec.input, self.arithmetic)], dim=1)
+        return b"".join(hashlib.sha256(token.tobytes()).digest() for token in tokens.cpu().numpy())
+
+    def _propagated(self, name: Name, limit: int, on_block: OnBlock | None) -> Known:
+        if name in self._known:
+            return self._known[name]
+        group = self._group[name]
+        try:
+            found = self._through_the_network(group, limit, on_block)
+        except (NonFiniteBlockError, torch.OutOfMemoryError):
+            if len(group) == 1:
+                raise
+            # One sequence must not take the others down with it.
+            self._group |= {other: [other] for other in group}
+            return self._propagated(name, limit, on_block)
+        self._known |= found
+        while sum(map(len, self._known)) > max(self.most_tokens * DIGEST, sum(map(len, group))):
+            del self._known[next(iter(self._known))]  # the oldest
+        return found[name]
+
+    def _through_the_network(self, group: list[Name], limit: int, on_block: OnBlock | None) -> dict[Name, Known]:
+        """Shorter sequences are padded at their end, which no token before it sees."""
+        model, blocks = self.model, len(self.model.blocks)
+        lengths = [len(name) // DIGEST for name in group]
+        pairs = [embedded_centre(self._owner[name].input, self.arithmetic) for name in group]
+        c, box = (
+            torch.stack(
+                [torch.cat([x[:p], x[:1].expand(max(lengths) - p, -1)]) for x, p in zip(xs, lengths, strict=True)]
+            )
+            for xs in zip(*pairs, strict=True)
+        )
+        z = around(c, box, model.dtype, torch.zeros_like(c, dtype=model.dtype)[:, :, None], math.inf)
+        last, every = last_attention(model), model.head.pool == "mean"
+        seen: dict[int, Tensor] = {}
+        for t, block in enumerate(model.blocks if every else model.blocks[: last + 1]):
+            if on_block is not None:
+                on_block(Progress(1, blocks, model.blocks[0].kind))  # none of these is what people wait for
+            try:
+                if isinstance(block, AttentionBlock):
+                    queries = z.n_tokens if every or t < last else 1
+                    nothing = Still.none(z.c, block.n_heads)
+                    z, step = attention_step(block, z, nothing, queries, limit, None, self.arithmetic)
+                    seen[t] = step.still.packed(block)
+                else:
+                    z, _ = mlp_step(block, z, limit, self.arithmetic)
+            except NonFiniteBoundError as error:
+                raise NonFiniteBlockError(t + 1, block.kind, error.step) from error
+        return {
+            name: Known(
+                {t: x[:, i, :p].clone() for t, x in seen.items()},
+                (z.c[i, :p].clone(), z.Q[i, :p].clone()) if every else None,
+            )
+            for i, (name, p) in enumerate(zip(group, lengths, strict=True))
+        }

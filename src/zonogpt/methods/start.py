@@ -1,0 +1,89 @@
+"""The input sets of a batch as ellipsoidal zonotopes: where method E starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zonogpt.arithmetic import Arithmetic
+from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, dual_norm, minkowski
+from zonogpt.domains.rounding import gamma, up
+from zonogpt.model.ir import Model
+from zonogpt.spec.inputs import InputBox, centre_and_noise
+from zonogpt.spec.spec import Spec
+from zonogpt.transforms.execution import embedding_rounding
+
+
+@dataclass(frozen=True)
+class Start:
+    """The last tokens of every input. Shorter sequences have padding in front, so that all end together, with the token
+    that the head reads."""
+
+    z: EllipsoidalZonotope
+    generators: Tensor  # (B, n, m, d) in float64: z.G before it is rounded to the tangents' type
+    length: int  # tokens in all, of the longest sequence
+    padding: list[int]  # of each input, tokens
+
+    @property
+    def before(self) -> int:
+        """Tokens before these, padding among them."""
+        return self.length - self.z.n_tokens
+
+    def as_padding(self) -> Tensor | None:
+        """As in AttentionBlock.visible; None: all are of one length."""
+        return torch.tensor(self.padding, device=self.z.c.device) if any(self.padding) else None
+
+
+def start(model: Model, specs: Sequence[Spec], dtype: torch.dtype, n: int, arithmetic: Arithmetic = "real") -> Start:
+    """The last n tokens, in each input one symbol per raw number that moves, and a small box for what embedding rounds
+    off. No token before them moves."""
+    sets = [embedded(spec.input, arithmetic) for spec in specs]
+    B, S, d = len(specs), max(len(symbols.tokens) for symbols in sets), model.width
+    m = max(1, *(len(symbols.generators) for symbols in sets))  # one that moves nothing, if none does: no empty sums
+    c = torch.empty(B, n, d, dtype=torch.float64, device=model.device)
+    G, box = c.new_zeros(B, n, m, d), torch.zeros_like(c)
+    for b, symbols in enumerate(sets):
+        here = min(n, len(symbols.tokens))
+        c[b, : n - here] = symbols.tokens[0]  # as finite as the first token, and nobody sees it
+        c[b, n - here :], box[b, n - here :] = symbols.tokens[-here:], symbols.rounding[-here:]
+        at = symbols.token - len(symbols.tokens)
+        G[b, at, torch.arange(len(at), device=G.device)] = symbols.generators
+    p, tangents = specs[0].input.norm, G.to(dtype)
+    # Generators are products, off by a unit; then whatever the cast changes.
+    box = box + dual_norm(gamma(2, G.dtype) * G, p, 2) + dual_norm(G - tangents.to(G), p, 2)
+    z = around(c, up(box, m + 8), model.dtype, tangents, p)
+    return Start(z, G, S, [S - len(symbols.tokens) for symbols in sets])
+
+
+def around(c: Tensor, box: Tensor, dtype: torch.dtype, G: Tensor, p: float) -> EllipsoidalZonotope:
+    """A centre and a box around it (B, n, d), both in float64, as a set of this type with the symbols G."""
+    rounded = c.to(dtype)
+    box = up(box + (c - rounded.to(c)).abs()).to(dtype)
+    Q = minkowski(rounded.new_zeros(*c.shape, c.shape[-1]), box=up(box))
+    return EllipsoidalZonotope(rounded, G, Q, p)
+
+
+@dataclass(frozen=True)
+class Symbols:
+    """An input set, embedded: the centre's tokens, and of every raw number that moves its token and its generator."""
+
+    tokens: Tensor  # (S, d)
+    rounding: Tensor  # (S, d): by how much they are off
+    token: Tensor  # (m,)
+    generators: Tensor  # (m, d)
+
+
+def embedded(box: InputBox, arithmetic: Arithmetic) -> Symbols:
+    _, scale, _ = centre_and_noise(box)
+    local = box.local_generators(scale)  # (S, q, d)
+    token, index = (local.abs().amax(-1) > 0).nonzero().unbind(1)
+    return Symbols(*embedded_centre(box, arithmetic), token, local[token, index])
+
+
+def embedded_centre(box: InputBox, arithmetic: Arithmetic) -> tuple[Tensor, Tensor]:
+    """The centre's tokens (S, d), and by how much they are off."""
+    centre, _, _ = centre_and_noise(box)
+    return box.embed(centre), embedding_rounding(box, centre, arithmetic)

@@ -1,0 +1,124 @@
+"""Method E's forward pass: the input sets through all blocks, and what its backward pass needs of that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zonogpt.arithmetic import Arithmetic
+from zonogpt.domains.ellipsoidal import EllipsoidalZonotope
+from zonogpt.domains.finite import NonFiniteBoundError
+from zonogpt.domains.rounding import gamma, up
+from zonogpt.methods.method import NonFiniteBlockError, OnBlock, Progress
+from zonogpt.methods.prefixes import Before, Prefixes, first_moving, last_attention
+from zonogpt.methods.start import Start, start
+from zonogpt.model.ir import AttentionBlock, Model
+from zonogpt.spec.spec import Spec
+from zonogpt.transforms.attention_rounding import Still
+from zonogpt.transforms.ellipsoidal.attention import AttentionStep, attention_step
+from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep, layernorm_step
+from zonogpt.transforms.ellipsoidal.mlp import MlpStep, mlp_step
+from zonogpt.transforms.execution import output_error
+
+Step = AttentionStep | MlpStep
+
+
+@dataclass(frozen=True)
+class Tape:
+    """What the backward pass needs of the forward pass. Its size is the only one that grows with depth."""
+
+    start: Start
+    steps: list[Step]
+    head: LayerNormStep
+    value: Tensor  # (B, K): the rows at the centre
+    rounding: Tensor  # (B, K): by how much the rows may be off, at the centre and behind the final LayerNorm
+    rows: Tensor  # (B, K, d)
+    pool: Tensor  # (n,): weights of the moving tokens
+    limit: int  # bytes of temporaries
+
+
+def forward(
+    model: Model,
+    specs: Sequence[Spec],
+    dtype: torch.dtype,
+    limit: int,
+    on_block: OnBlock | None,
+    arithmetic: Arithmetic = "real",
+    prefixes: Prefixes | None = None,
+    every_token: bool = False,
+) -> Tape:
+    """Centre and ellipsoids in the model's type, the symbols' tangents in `dtype`.
+
+    `prefixes` remembers what inputs begin with. With `every_token` no token is left out of any block: more work, and one
+    way to look at all of them.
+    """
+    S = max(spec.input.n_tokens for spec in specs)
+    n = S if every_token else max(spec.input.n_tokens - first_moving(model, spec) for spec in specs)
+    begin = start(model, specs, dtype, n, arithmetic)
+    before = (prefixes or Prefixes(model, arithmetic)).of(specs, begin, limit, on_block)
+    z, padding = begin.z, begin.as_padding()
+    blocks, last = len(model.blocks), last_attention(model)
+    steps: list[Step] = []
+    for t, block in enumerate(model.blocks):
+        if on_block is not None:
+            on_block(Progress(t + 1, blocks, block.kind))
+        step: Step
+        try:
+            if isinstance(block, AttentionBlock):
+                # Behind the last attention only the tokens that the head reads matter.
+                one = t == last and model.head.pool == "last" and not every_token
+                seen = Still.none(z.c, block.n_heads) if before is None else before.seen(t, block)
+                z, step = attention_step(block, z, seen, 1 if one else z.n_tokens, limit, padding, arithmetic)
+            else:
+                z, step = mlp_step(block, z, limit, arithmetic)
+        except NonFiniteBoundError as error:
+            raise NonFiniteBlockError(t + 1, block.kind, error.step) from error
+        steps.append(step)
+    try:
+        return _at_the_head(model, specs, begin, steps, before, z, limit, arithmetic)
+    except NonFiniteBoundError as error:
+        raise NonFiniteBlockError(blocks + 1, "head", error.step) from error
+
+
+def _at_the_head(
+    model: Model,
+    specs: Sequence[Spec],
+    begin: Start,
+    steps: list[Step],
+    before: Before | None,
+    z: EllipsoidalZonotope,
+    limit: int,
+    arithmetic: Arithmetic,
+) -> Tape:
+    """The rows at the centre, and what is lost behind the final LayerNorm."""
+    head, wide, d = model.head, model.dtype, model.width
+    bias = None if head.bias is None else head.bias.double()
+    folded = [spec.claim.fold(head.weight.double(), bias) for spec in specs]
+    rows, offset = (torch.stack(part).to(wide) for part in zip(*folded, strict=True))
+    S = begin.length
+    pool = head.pool_weights(S)
+    norm = layernorm_step(head.norm, z, limit).for_the_tape()
+    pooled = torch.einsum("s,bsd->bd", pool[-z.n_tokens :], norm.centre)
+    size = torch.einsum("s,bsd->bd", pool[-z.n_tokens :], norm.centre.abs() + norm.reach)
+    lost = torch.zeros_like(offset)
+    read = [norm]
+    if before is not None and head.pool == "mean":
+        still, weight = layernorm_step(head.norm, before.at_the_head(), limit), pool[: begin.before]
+        pooled = pooled + torch.einsum("s,bsd->bd", weight, still.centre)
+        size = size + torch.einsum("s,bsd->bd", weight, still.centre.abs() + still.reach)
+        lost = still.loss(rows[:, :, None] * weight[:, None], limit)
+        read = [still, norm]
+    value = offset + (rows @ pooled[..., None]).squeeze(-1)
+    # Rows are differences of the head's columns, rounded; what they are formed from is larger.
+    outputs = size @ head.weight.abs() + (0 if head.bias is None else head.bias.abs())  # (B, outputs)
+    magnitude = torch.stack([spec.claim.magnitude(x) for spec, x in zip(specs, outputs.double(), strict=True)]).to(wide)
+    rounding = up(gamma(2 * (d + S) + model.n_outputs + 16, wide) * magnitude + lost, d + S)
+    if arithmetic == "float32":
+        n = torch.cat([up(part.centre.abs() + part.reach) for part in read], dim=1)
+        off = output_error(head, pool[-n.shape[1] :], n, torch.cat([part.execution_error() for part in read], dim=1))
+        moved = torch.stack([spec.claim.spread(x) for spec, x in zip(specs, off.double(), strict=True)])
+        rounding = up(rounding + moved.to(wide), model.n_outputs)
+    return Tape(begin, steps, norm, value, rounding, rows, pool[-z.n_tokens :], limit)
