@@ -58,7 +58,9 @@ class StructuredMethod:
         fused = self.attention is fused_attention, self.mlp is fused_mlp
         return plan_structured(sizes, *fused, self.start is from_promoted, limit, dtype.itemsize)
 
-    def for_run(self, model: Model, specs: Sequence[Spec], budget_bytes: int | None, arithmetic: Arithmetic) -> StructuredMethod:
+    def for_run(
+        self, model: Model, specs: Sequence[Spec], budget_bytes: int | None, arithmetic: Arithmetic
+    ) -> StructuredMethod:
         return self
 
     def batches(

@@ -52,8 +52,8 @@ def forward(
 ) -> Tape:
     """Centre and ellipsoids in the model's type, the symbols' tangents in `dtype`.
 
-    `prefixes` remembers what inputs begin with. With `every_token` no token is left out of any block: more work, and one
-    way to look at all of them.
+    `prefixes` remembers what inputs begin with. With `every_token` no token is left out of any block: more work, and
+    one way to look at all of them.
     """
     S = max(spec.input.n_tokens for spec in specs)
     n = S if every_token else max(spec.input.n_tokens - first_moving(model, spec) for spec in specs)
