@@ -333,7 +333,7 @@ def test_a_strangers_files_run_nothing_and_allocate_nothing(tmp_path):
     for hostile in ([], "x", {"model": about["model"]}, about | {"input": []}, about | {"claim": {"label": True}}):
         place_of(rewritten(proof.file, arrays, hostile), proof.folder)
     empty = arrays | {"claim.rows": np.zeros((0, 1 << 40), dtype=np.int64)}
-    assert "does not describe a proof" in place_of(rewritten(proof.file, empty, about), proof.folder)
+    assert "claim.rows: is I64" in place_of(rewritten(proof.file, empty, about), proof.folder)
     for name in ("claim.rows", "block 1 (attention).Q"):
         wrong = arrays | {name: arrays[name][..., None]}
         place_of(rewritten(proof.file, wrong, about), proof.folder)

@@ -59,6 +59,31 @@ def test_nothing_is_lost_against_a_run_that_carries_all_tokens(case, arithmetic)
     torch.testing.assert_close(*margins, rtol=near, atol=least)
 
 
+def test_a_head_that_reads_all_tokens_believes_the_sets_of_those_before(monkeypatch):
+    """Were they as wide as this, no token of theirs would bring a margin below its bound."""
+    model = zonogpt.load(image_model(3).double())
+    spec = late_patches(model, 1e-9)
+    exact = prefixes.Before.at_the_head
+
+    def widened(self):
+        z = exact(self)
+        return dataclasses.replace(z, Q=z.Q + 1e-4 * torch.eye(model.width, dtype=torch.float64))
+
+    monkeypatch.setattr(prefixes.Before, "at_the_head", widened)
+    g = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        tape = forward(model, [spec], torch.float64, LIMIT, None)
+        margins = backward(tape)[0][0]
+        x = spec.input.embed(spec.input.anchor)
+        for block in model.blocks:
+            x = block(x)
+        for _ in range(20):
+            off = torch.randn(tape.start.before, model.width, dtype=torch.float64, generator=g)
+            moved_x = x.clone()
+            moved_x[: tape.start.before] += 1e-2 * off / torch.linalg.vector_norm(off, dim=-1, keepdim=True)
+            assert (spec.claim.margins(model.head(moved_x)) >= margins).all()
+
+
 @pytest.mark.parametrize("accounted", [True, False])
 def test_keys_and_values_of_still_tokens_hold_what_float32_rounds(accounted):
     """Held in float32: what later tokens see is as far from the truth as is said, and farther than nothing."""

@@ -85,10 +85,6 @@ class Ball:
     def lower(self) -> Array:
         return np.where(self.rad == 0, self.mid, np.nextafter(self.mid - self.rad, -np.inf))
 
-    def size(self) -> Array:
-        """A float that no absolute value exceeds."""
-        return _up(np.abs(self.mid) + self.rad)
-
     def __neg__(self) -> Ball:
         return Ball(-self.mid, self.rad)
 
@@ -143,26 +139,30 @@ class Ball:
         rad = self.rad.sum(axis) + gamma(k) * np.abs(self.mid).sum(axis)
         return Ball(self.mid.sum(axis), _up(rad, 2 * k + 6))
 
-    def mean(self, axis: int) -> Ball:
-        return self.sum(axis) / self.mid.shape[axis]
-
     def max(self, axis: int) -> Ball:
         return Ball.between(self.lower().max(axis), self.upper().max(axis))
 
     def square(self) -> Ball:
         return self * self
 
-    def clamp_below(self, floor: float) -> Ball:
-        """max(x, floor): of numbers that are known not to lie below `floor`, or for an upper bound."""
-        return Ball.between(np.maximum(self.lower(), floor), np.maximum(self.upper(), floor))
+    def length(self) -> Ball:
+        return self.square().sum(-1).sqrt()
+
+    def centred(self) -> Ball:
+        return self - (self.sum(-1) / self.shape[-1])[..., None]
+
+    def diagonal(self) -> Ball:
+        return Ball(np.diagonal(self.mid, axis1=-2, axis2=-1), np.diagonal(self.rad, axis1=-2, axis2=-1))
 
     def sqrt(self) -> Ball:
         """Of numbers that are not negative: what lies below zero is rounding."""
         low, high = np.sqrt(np.maximum(self.lower(), 0.0)), np.sqrt(np.maximum(self.upper(), 0.0))
         return Ball.between(low * (1 - 2 * U), _up(high))
 
-    def _growing(self, f: Callable[[Array], Array]) -> Ball:
-        """f of the ball, for a growing function of numpy's library."""
+    def _growing(self, f: Callable[[Array], Array], above: float | None = None) -> Ball:
+        """f of the ball, for a growing function of numpy's library, defined above a number."""
+        if above is not None and not np.all(self.lower() > above):
+            raise ZeroDivisionError("the logarithm of a number that may be zero")
         low, high = f(self.lower()), f(self.upper())
         units = (LIBRARY + 2) * U
         return Ball.between(low - units * np.abs(low) - TINY, high + units * np.abs(high) + TINY)
@@ -177,14 +177,10 @@ class Ball:
         return self._growing(np.tanh)
 
     def log(self) -> Ball:
-        if not np.all(self.lower() > 0):
-            raise ZeroDivisionError("the logarithm of a number that may be zero")
-        return self._growing(np.log)
+        return self._growing(np.log, 0.0)
 
     def log1p(self) -> Ball:
-        if not np.all(self.lower() > -1):
-            raise ZeroDivisionError("the logarithm of a number that may be zero")
-        return self._growing(np.log1p)
+        return self._growing(np.log1p, -1.0)
 
 
 def largest(*balls: Ball) -> Ball:
@@ -195,6 +191,12 @@ def largest(*balls: Ball) -> Ball:
 
 def smallest(*balls: Ball) -> Ball:
     return -largest(*(-b for b in balls))
+
+
+def smaller(a: Ball, b: Ball) -> Ball:
+    """Of two bounds the better one; where one is not a number, the other."""
+    first, second = (np.where(np.isnan(x.upper()), np.inf, x.upper()) for x in (a, b))
+    return Ball.choose(first <= second, a, b)
 
 
 def joined(balls: list[Ball], axis: int) -> Ball:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +19,55 @@ from zonogpt_check.sets import InvalidError
 
 FORMAT = "zonogpt certificate 1"
 LONGEST_HEADER = 1 << 24
+# What files that are not what they should be can lead to.
+BROKEN: tuple[type[Exception], ...] = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, OSError)
+BROKEN += (RecursionError, MemoryError, SafetensorError)
 
 
 class UnreadableError(Exception):
-    """The file is not what it should be, so that nothing can be said about its content."""
+    """A file is not what it should be, so that nothing can be said about its content."""
 
 
-class Certificate:
+class Arrays:
+    """The arrays of safetensors files, by name; what is wrong with them is an `error`."""
+
+    def __init__(self, files: list[Path], error: type[Exception]) -> None:
+        self.files, self.error = [safe_open(file, framework="numpy") for file in files], error
+        found = [(name.removeprefix("transformer."), (x, name)) for x in self.files for name in x.keys()]  # noqa: SIM118
+        self.where, self.unread = dict(found), {name for name, _ in found}
+        if len(self.where) != len(found):
+            raise error("there are two tensors of one name")
+
+    def shape(self, name: str) -> list[int]:
+        if name not in self.where:
+            raise self.error(f"{name}: is missing")
+        file, full = self.where[name]
+        return list(file.get_slice(full).get_shape())
+
+    def get(self, name: str, dtypes: str, *shape: int | None) -> NDArray[Any]:
+        """The array of this name, of one of these types, and of this shape: looked at before a byte of it is read."""
+        found, (file, full) = self.shape(name), self.where[name]
+        dtype, fits = file.get_slice(full).get_dtype(), len(found) == len(shape)
+        if (
+            dtype not in dtypes.split()
+            or not fits
+            or any(w not in (None, n) for w, n in zip(shape, found, strict=True))
+        ):
+            raise self.error(f"{name}: is {dtype} {found}, not {dtypes} {list(shape)}")
+        self.unread.discard(name)
+        return np.asarray(file.get_tensor(full))
+
+    def finish(self) -> None:
+        if self.unread:
+            raise self.error(f"{min(self.unread)!a}: has no place in it")
+
+
+class Certificate(Arrays):
     def __init__(self, file: Path) -> None:
         try:
-            self._arrays = safe_open(file, framework="numpy")
-            metadata = self._arrays.metadata() or {}
-            names = set(self._arrays.keys())
-        except (SafetensorError, OSError, ValueError) as error:
+            super().__init__([file], InvalidError)
+            metadata = self.files[0].metadata() or {}
+        except BROKEN as error:
             raise UnreadableError(f"{file} is not a safetensors file: {error}") from error
         if metadata.get("format") != FORMAT:
             raise UnreadableError(f"{file} is not a {FORMAT!r}")
@@ -40,28 +75,9 @@ class Certificate:
             raise InvalidError("file: the digest is not that of its content")
         try:
             self.about: dict[str, Any] = json.loads(metadata["about"])
-        except (KeyError, ValueError, RecursionError) as error:
+        except BROKEN as error:
             raise UnreadableError(f"{file} has no readable description: {error!r}") from error
-        self._unread = names
-
-    def get(self, name: str, dtype: str, *shape: int) -> NDArray[Any]:
-        """The array of this name, type and shape: looked at before a byte of it is read."""
-        if name not in self._unread:
-            raise InvalidError(f"{name}: is missing")
-        entry = self._arrays.get_slice(name)
-        if (entry.get_dtype(), tuple(entry.get_shape())) != (dtype, shape):
-            raise InvalidError(f"{name}: is {entry.get_dtype()} {entry.get_shape()}, not {dtype} {list(shape)}")
-        self._unread.remove(name)
-        return np.asarray(self._arrays.get_tensor(name))
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        if name not in self._unread:
-            raise InvalidError(f"{name}: is missing")
-        return tuple(self._arrays.get_slice(name).get_shape())
-
-    def finish(self) -> None:
-        if self._unread:
-            raise InvalidError(f"{min(self._unread)!a}: has no place in the proof")
+        self.at = "file"  # the place that is looked at
 
 
 class Lines:
@@ -69,6 +85,7 @@ class Lines:
 
     def __init__(self, certificate: Certificate, place: str) -> None:
         self.certificate, self.place = certificate, place
+        certificate.at = place
 
     def of(self, part: str) -> Lines:
         return Lines(self.certificate, f"{self.place}.{part}")
@@ -116,11 +133,6 @@ def file_digest(file: Path, said: str) -> str:
         if len(said) != 64 or header.count(said.encode()) != 1:
             raise InvalidError("file: there is no digest")
         state = hashlib.sha256(head + header.replace(said.encode(), b"0" * 64))
-        for block in _blocks(stream):
+        while block := stream.read(1 << 20):
             state.update(block)
     return state.hexdigest()
-
-
-def _blocks(stream: Any) -> Iterator[bytes]:
-    while block := stream.read(1 << 20):
-        yield block

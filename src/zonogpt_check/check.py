@@ -5,29 +5,28 @@ margin >= (rows at the centre) - (rows at the input, over the input set) - (what
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
+from numpy.typing import NDArray
 
-from zonogpt_check.attention import AttentionStep, attention_step
+from zonogpt_check.attention import Attention
 from zonogpt_check.ball import Array, Ball
-from zonogpt_check.certificate import Certificate, Lines, UnreadableError
+from zonogpt_check.certificate import BROKEN, Certificate, Lines, UnreadableError
 from zonogpt_check.inputs import input_set
-from zonogpt_check.mlp import MlpStep, mlp_step
+from zonogpt_check.mlp import Mlp
 from zonogpt_check.model import IMAGES, Model, digest, read_model
-from zonogpt_check.norm import Norm, norm_step
-from zonogpt_check.sets import InvalidError, Set, dual
+from zonogpt_check.norm import Norm
+from zonogpt_check.sets import InvalidError, Set, dual, over
 
 TOGETHER = 64  # rows that go back at a time
-INPUT, HEAD = ("input", "rounding"), ("layernorm", "rounding")
-Step = AttentionStep | MlpStep
 
 
 def check(file: Path, folder: Path) -> str:
     """What the certificate proves, in words; InvalidError names the first line that does not hold."""
-    certificate = Certificate(file)
-    model = read_model(folder)
+    certificate, model = Certificate(file), read_model(folder)
     try:
         if certificate.about["model"] != model.digest():
             raise InvalidError("model: these are not the weights that the certificate is about")
@@ -36,77 +35,66 @@ def check(file: Path, folder: Path) -> str:
         with np.errstate(all="ignore"):  # what overflows becomes NaN, and NaN proves nothing
             statement = _prove(certificate, model)
     except ZeroDivisionError as error:
-        raise InvalidError(f"proof: {error}") from error
-    except (LookupError, TypeError, ValueError, OverflowError, AttributeError, MemoryError, SafetensorError) as error:
+        raise InvalidError(f"{certificate.at}: {error}") from error
+    except BROKEN as error:
         raise UnreadableError(f"{file} does not describe a proof: {error!r}") from error
     certificate.finish()
     return f"{statement}\nmodel sha256 {model.digest()}\ninput sha256 {certificate.about['input']['sha256']}"
 
 
 def _prove(certificate: Certificate, model: Model) -> str:
-    start = input_set(certificate, model)
-    z, steps = start.set, []
-    places = [Lines(certificate, "input")]
+    first, box, of_inputs = input_set(certificate, model)
+    z, steps = first, dict[str, Attention | Mlp]()
     for number, block in enumerate(model.blocks, start=1):
-        places.append(Lines(certificate, f"block {number} ({block.kind})"))
-        step: Step
-        try:
-            if block.kind == "attention":
-                z, step = attention_step(block, model.heads, z, places[-1])
-            else:
-                z, step = mlp_step(block, z, places[-1])
-        except ZeroDivisionError as error:
-            raise InvalidError(f"{places[-1].place}: {error}") from error
-        steps.append(step)
+        lines = Lines(certificate, f"block {number} ({block.kind})")
+        step = Attention(block, model.heads, z, lines) if block.kind == "attention" else Mlp(block, z, lines)
+        steps[lines.place], z = step, step.after
     read = slice(None) if model.architecture == IMAGES else slice(-1, None)  # the tokens that the head looks at
-    places.append(Lines(certificate, "head"))
-    norm = norm_step(model.norm, Set(z.c[read], z.G[read], z.Q[read], z.p), places[-1].of("norm"))
+    norm = Norm(model.norm, Set(z.c[read], z.G[read], z.Q[read], z.p), Lines(certificate, "head.norm"))
 
     claim = Lines(certificate, "claim")
     rows, offset, said = claim_rows(certificate, claim, model)
     margins = claim.floats("margins", len(rows.mid))
     claim.require("margins", margins > 0, "is not positive, so nothing is claimed")
-    (count,) = certificate.shape("claim.rows")
-    back = certificate.get("claim.rows", "I64", count)  # these go back through all blocks
-    losses = [
-        {name: lines.of("loss").floats(name, len(back)) for name in names}
-        for lines, names in zip(places, [INPUT, *(step.TAKEN for step in steps), HEAD], strict=True)
-    ]
-    others = np.setdiff1d(np.arange(len(margins)), back)
-    for part in _parts(others):  # the final LayerNorm's own set is enough for these
+    back = certificate.get("claim.rows", "I64", *certificate.shape("claim.rows")[:1])  # go back through all blocks
+    for part in _parts(np.setdiff1d(np.arange(len(margins)), back)):  # for these the final LayerNorm's set is enough
         value, functionals, off = at_the_head(rows[part], offset[part], norm)
         least = (value - off - norm.fall(functionals)).lower()
         claim.require("margins", margins[part] <= least, "is too large", margins[part], least)
-    for first in range(0, len(back), TOGETHER):
-        at = slice(first, first + TOGETHER)
+    losses = dict[str, Array]()
+    for at in _parts(np.arange(len(back))):
         value, functionals, off = at_the_head(rows[back[at]], offset[back[at]], norm)
-        w, found = go_back(functionals, off + Ball(value.rad), norm, steps, z)
-        moved = dual((w.transpose(1, 0, 2) @ Ball(start.set.G).T).sum(0), z.p, -1)  # over the symbols of all tokens
-        found.append([moved, (abs(w) * start.box).sum(-1).sum(-1)])
         left = Ball(value.mid)
-        for lines, claimed, bounds in zip(places, losses, reversed(found), strict=True):
-            for (name, loss), bound in zip(claimed.items(), bounds, strict=True):
-                lines.of("loss").require(name, loss[at] >= bound.upper(), "is too small", loss[at], bound.upper())
-                left = left - loss[at]
+        for place, name, bound in taken(functionals, off + Ball(value.rad), norm, steps, first, box, z):
+            lines = Lines(certificate, f"{place}.loss")
+            if place + name not in losses:
+                losses[place + name] = lines.floats(name, len(back))
+            loss = losses[place + name][at]
+            lines.require(name, loss >= bound.upper(), "is too small", loss, bound.upper())
+            left = left - loss
         claim.require("margins", margins[back[at]] <= left.lower(), "is too large", margins[back[at]], left.lower())
-    return f"{said} {start.said}; the smallest margin is {margins.min():.4g}"
+    return f"{said} {of_inputs}; the smallest margin is {margins.min():.4g}"
 
 
-def go_back(functionals: Array, off: Ball, norm: Norm, steps: list[Step], z: Set) -> tuple[Ball, list[list[Ball]]]:
-    """Functionals at the input, exact, and what every step takes, from the head on.
+def taken(
+    functionals: Array, off: Ball, norm: Norm, steps: dict[str, Attention | Mlp], first: Set, box: Ball, z: Set
+) -> Iterator[tuple[str, str, Ball]]:
+    """Place, name and size of all that functionals of the head's LayerNorm can lose on their way back to the input.
 
     What a step rounds off a functional is charged at once, against all that the step's input can be.
     """
-    before, taken = norm.pull(functionals)
-    w = Ball(np.zeros((len(functionals), *z.c.shape)))
-    w.mid[:, -before.shape[1] :], rad = before.mid, np.zeros(w.shape)
-    rad[:, -before.shape[1] :] = before.rad
-    found = [[taken, off + (Ball(rad) * z.radius()).sum(-1).sum(-1)]]
-    for step in reversed(steps):
+    before, loss = norm.pull(functionals)
+    unread = np.zeros((len(functionals), len(z.c) - before.shape[1], z.c.shape[1]))
+    w = Ball(np.concatenate([unread, before.mid], 1), np.concatenate([unread, before.rad], 1))
+    yield "head", "layernorm", loss
+    yield "head", "rounding", off + over(Ball(w.rad), z.radius())
+    for place, step in reversed(steps.items()):
         w, losses = step.pull(w.mid)
-        losses[-1] = losses[-1] + (Ball(w.rad) * step.norm.z.radius()).sum(-1).sum(-1)
-        found.append(losses)
-    return Ball(w.mid), found
+        losses[-1] = losses[-1] + over(Ball(w.rad), step.norm.z.radius())
+        yield from ((place, name, loss) for name, loss in zip(step.LOSSES, losses, strict=True))
+    w = Ball(w.mid)
+    yield "input", "input", dual((w.swap(0, 1) @ Ball(first.G).T).sum(0), first.p, -1)  # over all tokens' symbols
+    yield "input", "rounding", over(w, box)
 
 
 def at_the_head(rows: Ball, offset: Ball, norm: Norm) -> tuple[Ball, Array, Ball]:
@@ -114,7 +102,7 @@ def at_the_head(rows: Ball, offset: Ball, norm: Norm) -> tuple[Ball, Array, Ball
     share = 1 / Ball(float(len(norm.n0)))  # the mean over the tokens read
     value = rows @ (share * norm.n0).sum(0)[:, None]
     functionals = (rows * share)[:, None] + np.zeros((len(norm.n0), 1))
-    return value[:, 0] + offset, functionals.mid, (Ball(functionals.rad) * norm.reach).sum(-1).sum(-1)
+    return value[:, 0] + offset, functionals.mid, over(Ball(functionals.rad), norm.reach)
 
 
 def claim_rows(certificate: Certificate, lines: Lines, model: Model) -> tuple[Ball, Ball, str]:
@@ -134,5 +122,5 @@ def claim_rows(certificate: Certificate, lines: Lines, model: Model) -> tuple[Ba
     return rows, Ball(bias[label]) - bias[rivals], f"output {label} is the largest"
 
 
-def _parts(rows: Array) -> list[Array]:
+def _parts(rows: NDArray[Any]) -> list[NDArray[Any]]:
     return np.split(rows, range(TOGETHER, len(rows), TOGETHER)) if len(rows) else []

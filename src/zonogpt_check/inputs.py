@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,22 +15,15 @@ from zonogpt_check.sets import InvalidError, Set, box_gram, covers, dual
 NORMS = {"inf": math.inf, "2": 2.0, "1": 1.0}
 
 
-@dataclass(frozen=True)
-class Start:
-    set: Set
-    box: Ball  # (S, d): what c and G miss
-    said: str
-
-
-def input_set(certificate: Certificate, model: Model) -> Start:
+def input_set(certificate: Certificate, model: Model) -> tuple[Set, Ball, str]:
+    """The set, what its c and G miss (S, d), and what it is, in words."""
     about, lines = certificate.about["input"], Lines(certificate, "input")
     p, radius = NORMS[about["norm"]], float(about["radius"])
     if not 0 <= radius < math.inf:
         raise InvalidError(f"input: radius {radius}")
     shape = model.image[:2] if model.architecture == IMAGES else (len(about["positions"]), model.head.shape[0])
     anchor = lines.floats("anchor", *shape)
-    centre, scale, cut = anchor, Ball(np.full(shape, radius)), ""
-    arrays = [anchor]
+    arrays, centre, scale, cut = [anchor], anchor, Ball(np.full(shape, radius)), ""
     if p == math.inf:
         low, high = lines.floats("lower", *shape), lines.floats("upper", *shape)
         arrays += [low, high]
@@ -50,26 +42,22 @@ def input_set(certificate: Certificate, model: Model) -> Start:
         tokens, G, what = _image(model, centre, scale)
     else:
         tokens, G, what = _text(model, about, lines, anchor, centre, scale)
-    S, d = tokens.shape
-    c, Q = lines.floats("c", S, d), lines.gram("Q", S, d)
+    c, Q = lines.floats("c", *tokens.shape), lines.gram("Q", *tokens.shape)
     box = abs(tokens - c) + dual(Ball(G.rad), p, 1)
     lines.require("Q", covers(Q, box_gram(box)), "does not contain what embedding rounds off")
-    return Start(Set(c, G.mid, Q, p), box, f"for {what} within {radius!r} (l_{about['norm']}){cut}")
+    return Set(c, G.mid, Q, p), box, f"for {what} within {radius!r} (l_{about['norm']}){cut}"
 
 
 def _image(model: Model, centre: Array, scale: Ball) -> tuple[Ball, Ball, str]:
     weight, bias, positions = model.embedding
-    tokens = Ball(_patches(centre, model)) @ weight + bias + positions
-    S, q = len(positions), len(weight)
-    half = Ball(_patches(scale.mid, model), _patches(scale.rad, model))  # (S, q)
-    own = np.eye(S)[:, :, None, None]  # a pixel moves its own token only
-    G = (half[..., None] * weight)[:, None] * own  # (S, S, q, d)
-    return tokens, G.reshape(S, S * q, -1), "every image"
+    S, (height, width, h, w) = len(positions), model.image
 
+    def patches(image: Array) -> Array:
+        return image.reshape(height // h, h, width // w, w).transpose(0, 2, 1, 3).reshape(-1, h * w)
 
-def _patches(image: Array, model: Model) -> Array:
-    height, width, h, w = model.image
-    return image.reshape(height // h, h, width // w, w).transpose(0, 2, 1, 3).reshape(-1, h * w)
+    half = Ball(patches(scale.mid), patches(scale.rad))  # (S, q)
+    G = (half[..., None] * weight)[:, None] * np.eye(S)[:, :, None, None]  # a pixel moves its own token only
+    return Ball(patches(centre)) @ weight + bias + positions, G.reshape(S, -1, weight.shape[1]), "every image"
 
 
 def _text(
@@ -89,9 +77,7 @@ def _text(
     lines.require("anchor", anchor == tokens[ids[at]], "is not the embedding of its token")
     raw = tokens[ids].copy()
     raw[at] = centre
-    G = np.zeros((2, S, len(at), d, d))
-    for k, position in enumerate(at):
-        G[0, position, k], G[1, position, k] = np.diag(scale.mid[k]), np.diag(scale.rad[k])
-    moving = Ball(G[0].reshape(S, -1, d), G[1].reshape(S, -1, d))
-    where = ", ".join(str(i) for i in at)
-    return Ball(raw) + positions[:S], moving, f"tokens {about['ids']} with every embedding at position {where}"
+    own = (np.arange(S)[:, None] == at).astype(float)  # (S, positions)
+    G = (scale[..., None] * np.eye(d)) * own[..., None, None]  # (S, positions, d, d)
+    said = f"tokens {about['ids']} with every embedding at position {', '.join(map(str, at))}"
+    return Ball(raw) + positions[:S], G.reshape(S, -1, d), said

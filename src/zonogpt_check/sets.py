@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from zonogpt_check.ball import Array, Ball, U, gamma
+from zonogpt_check.ball import Array, Ball, U, gamma, smaller
 
 
 class InvalidError(Exception):
@@ -32,7 +32,7 @@ class Set:
 
     def radius(self) -> Ball:
         """(S, d): bounds |x - c|."""
-        return dual(Ball(self.G), self.p, 1) + diagonal(Ball(self.Q)).sqrt()
+        return dual(Ball(self.G), self.p, 1) + Ball(self.Q).diagonal().sqrt()
 
 
 def dual(values: Ball, p: float, axis: int) -> Ball:
@@ -42,25 +42,9 @@ def dual(values: Ball, p: float, axis: int) -> Ball:
     return values.square().sum(axis).sqrt() if p == 2 else abs(values).max(axis)
 
 
-def length(x: Ball) -> Ball:
-    return x.square().sum(-1).sqrt()
-
-
-def centred(x: Ball) -> Ball:
-    return x - x.mean(-1)[..., None]
-
-
-def diagonal(Q: Ball) -> Ball:
-    return Ball(np.diagonal(Q.mid, axis1=-2, axis2=-1), np.diagonal(Q.rad, axis1=-2, axis2=-1))
-
-
-def diagonal_matrix(x: Ball) -> Ball:
-    return x[..., None] * np.eye(x.shape[-1])
-
-
-def size_of(Q: Ball) -> Array:
-    """About sqrt(trace Q): for weights, of which any are sound."""
-    return np.sqrt(np.maximum(np.trace(Q.mid, axis1=-2, axis2=-1), 0.0))
+def size_of(Q: Ball, metric: Ball | float = 1.0) -> Array:
+    """About sqrt(trace Q), the diagonal weighted by `metric`: for weights, of which any are sound."""
+    return np.sqrt(np.maximum((Q.diagonal() * metric).sum(-1).mid, 0.0))
 
 
 def weights(sizes: Array, axis: int) -> Array:
@@ -78,30 +62,32 @@ def image(Q: Ball, A: Ball) -> Ball:
     return A.T @ Q @ A
 
 
+def over(w: Ball, box: Ball) -> Ball:
+    """(R,): the most that functionals (R, S, d) can take from what moves by at most `box` (S, d)."""
+    return (abs(w) * box).sum(-1).sum(-1)
+
+
 def box_gram(b: Ball) -> Ball:
     """{y : |y_k| <= b_k} is in E(diag(b_k sum_l b_l))."""
     b = Ball(b.upper())
-    return diagonal_matrix(b * b.sum(-1)[..., None])
+    return (b * b.sum(-1)[..., None])[..., None] * np.eye(b.shape[-1])
 
 
-def sum_of(grams: list[Ball], t: Array | None = None) -> Ball:
+def sum_of(grams: list[Ball], t: Array | None = None, metric: Ball | float = 1.0) -> Ball:
     """The Minkowski sum, with weights t (sets, ...) or those of the least trace."""
-    t = weights(np.stack([size_of(Q) for Q in grams]), 0) if t is None else t
+    t = weights(np.stack([size_of(Q, metric) for Q in grams]), 0) if t is None else t
     terms = [Q / ti[..., None, None] for Q, ti in zip(grams, t, strict=True)]
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return Ball(t).sum(0)[..., None, None] * total
+    return Ball(t).sum(0)[..., None, None] * sum(terms[1:], start=terms[0])
 
 
 def cover(T: Ball, p: float) -> Ball:
     """A Gram whose ellipsoid contains sum_j T_j eps_j, for T (..., m, k)."""
     if p == math.inf:  # a box of symbols, with weights
-        t = length(T).mid + 1e-154
+        t = T.length().mid + 1e-154
         return Ball(t).sum(-1)[..., None, None] * ((T / t[..., None]).T @ T)
     gram = T.T @ T
     if p == 1:  # the hull of the +-T_j lies in the ball of the longest, too
-        round_ = diagonal_matrix(length(T).max(-1).square()[..., None] + np.zeros(gram.shape[:-1]))
+        round_ = T.length().max(-1).square()[..., None, None] * np.eye(T.shape[-1])
         return Ball.choose((size_of(round_) < size_of(gram))[..., None, None], round_, gram)
     return gram
 
@@ -109,14 +95,8 @@ def cover(T: Ball, p: float) -> Ball:
 def longest(T: Ball, p: float) -> Ball:
     """Bounds |sum_j T_j eps_j|_2."""
     if p == 1:
-        return length(T).max(-1)
-    return smaller(largest_eigenvalue(cover(T, p)).sqrt(), length(dual(T, p, -2)))
-
-
-def smaller(a: Ball, b: Ball) -> Ball:
-    """Of two bounds the better one; where one is not a number, the other."""
-    first, second = (np.where(np.isnan(x.upper()), np.inf, x.upper()) for x in (a, b))
-    return Ball.choose(first <= second, a, b)
+        return T.length().max(-1)
+    return smaller(lambda_max(cover(T, p)).sqrt(), dual(T, p, -2).length())
 
 
 def covers(Q: Array, R: Ball) -> NDArray[np.bool_]:
@@ -127,9 +107,8 @@ def covers(Q: Array, R: Ball) -> NDArray[np.bool_]:
     """
     d = Q.shape[-1]
     M = Q - (R.mid + np.swapaxes(R.mid, -1, -2)) / 2
-    off = (
-        np.sqrt(np.square(R.rad + 4 * U * (np.abs(Q) + np.abs(R.mid))).sum((-1, -2))) + d * 1e-161
-    )  # squares underflow
+    lost = R.rad + 4 * U * (np.abs(Q) + np.abs(R.mid))
+    off = np.sqrt(np.square(lost).sum((-1, -2))) + d * 1e-161  # squares underflow
     shift = 1.001 * off + 4 * gamma(d + 4) * np.abs(np.diagonal(M, axis1=-2, axis2=-1)).sum(-1) + 1e-300
     shifted = M - shift[..., None, None] * np.eye(d)
     return np.array([_succeeds(m) for m in shifted.reshape(-1, d, d)], dtype=bool).reshape(shift.shape)
@@ -142,7 +121,7 @@ def _succeeds(M: Array) -> bool:
         return False
 
 
-def largest_eigenvalue(R: Ball) -> Ball:
+def lambda_max(R: Ball) -> Ball:
     """(...): an upper bound, guessed and then proved; infinite where the guess cannot be proved."""
     d = R.shape[-1]
     finite = np.asarray(np.isfinite(R.mid + R.rad).all((-1, -2)))

@@ -8,70 +8,94 @@ On |t| <= W, psi is replaced by chord t + middle, and zeta by half its bound. Ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-from numpy.typing import NDArray
 
-from zonogpt_check.ball import Array, Ball, largest, smallest
+from zonogpt_check.ball import Array, Ball, largest, smaller, smallest
 from zonogpt_check.certificate import Lines
-from zonogpt_check.sets import largest_eigenvalue, length, smaller
+from zonogpt_check.sets import lambda_max, size_of, sum_of, support, weights
 
 
-@dataclass(frozen=True)
 class Softmax:
     """sum_j (p_j - P_j) v_j = sum_j (P_j slope_j delta_j + shift_j + xi common_j + xi_j (error_j + scores_j)) v'_j
 
     for |xi|, |xi_j| <= 1 and delta the part of the centred change that is linear. |p - P| <= total and
-    |p - P - P delta| <= residual. Rows that are not sloped have nothing but `error`.
+    |p - P - P delta| <= residual. Rows that are not `sloped` (H, i) have nothing but `error`.
     """
 
-    sloped: NDArray[np.bool_]  # (H, i)
-    slope: Ball
-    shift: Ball
-    common: Ball
-    error: Ball
-    scores: Ball
-    total: Ball
-    residual: Ball
+    def __init__(self, log_P: Ball, P: Ball, seen: Array, linear: Ball, R_U: Ball, gram: Ball, lines: Lines) -> None:
+        """`linear` bounds the linear centred change, key by key, `gram` covers it for all keys of a row, `R_U` bounds
+        what else the scores do. `seen` is 1 for keys that are not masked, 0 for others, where everything is 0."""
+        mean = (P * R_U).sum(-1)[..., None]
+        visible, none = np.broadcast_to(seen > 0, P.shape), Ball(np.zeros(P.shape))
+        rest = Ball.choose(visible, R_U + mean, none)
+        W = lines.at_least("W", Ball.choose(visible, linear + rest, none))
+        # Z - 1 = sum P psi(delta) <= sum (P phi(W) / 2) delta^2: key by key, and for all keys together.
+        weight = (log_P + log_phi(W)).exp() / 2 * seen
+        root = weight.sqrt()
+        together = lambda_max(root[..., None] * gram * root[..., None, :]).sqrt() + (root * rest).length()
+        excess = smaller((weight * W.square()).sum(-1), together.square())
+        claim = lines.floats("zeta", *P.shape[:-1])
+        found = Ball.choose(claim == 1, Ball(claim), excess / (1 + excess)).upper()  # 1 needs no proof
+        lines.require("zeta", (claim <= 1) & (claim >= found - (claim == 1)), "is too small", claim, found)
+        half_zeta = Ball(claim / 2)[..., None]
+
+        chord, middle, half = chord_of_psi(W)
+        slope = 1 + (1 - half_zeta) * chord - half_zeta
+        error = P * (half + half_zeta * (1 + chord) * W)
+        scores = P * (abs(slope) * R_U + abs(slope - 1) * mean)
+        range_ = deviation(log_P, P, W, seen)
+        total = P * largest(W.expm1(), 2 * half_zeta * (-W).exp() - (-W).expm1())
+        self.total = smaller(total, range_)
+        self.residual = P * (largest(psi(W), 2 * half_zeta * (1 + W)) + rest)
+        self.sloped = lines.flags("rows", *P.shape[:-1])
+        keep = np.broadcast_to(self.sloped[..., None], P.shape)
+        self.slope, self.scores = Ball.choose(keep, slope, none), Ball.choose(keep, scores, none)
+        self.shift = Ball.choose(keep, P * (1 - half_zeta) * middle, none)
+        self.common = Ball.choose(keep, P * half_zeta * middle, none)
+        self.error = Ball.choose(keep, error, range_)
+        self.P = P
+
+    def cover(self, values: Ball) -> Ball:
+        """(H, i, e, e): contains sum_j (xi common_j + xi_j (error_j + scores_j)) v'_j; unsloped, sum_j p_j v'_j."""
+        common, size = self.common[..., None, :] @ values, self.error + self.scores
+        t = weights(np.concatenate([(size * values.length()).mid, common.length().mid], -1), -1)
+        scaled = values * (size / t[..., :-1])[..., None]
+        box = (scaled * size[..., None]).T @ values + common.T @ common / t[..., -1:, None]
+        box = Ball(t).sum(-1)[..., None, None] * box
+        hull = (values * (self.P + self.total)[..., None]).T @ values
+        return Ball.choose((~self.sloped & (size_of(hull) < size_of(box)))[..., None, None], hull, box)
+
+    def products(self, score_gram: Ball, value_gram: Ball) -> Ball:
+        """(H, i, e, e): contains sum_j dp_j dv_j, with dp_j = p_j - P_j and dv_j the change of value j:
+
+        (sum_j dp_j (w.dv_j))^2 <= (sum_j dp_j^2 / t_j) w^T (sum_j t_j Gram_j) w, for any t.
+        """
+        t = weights(self.total.mid, -1) / weights(size_of(value_gram), -1)[:, None]
+        root = self.P / Ball(t).sqrt()
+        linear = lambda_max(root[..., None] * score_gram * root[..., None, :]).sqrt()
+        together = (linear + (self.residual.square() / t).sum(-1).sqrt()).square()
+        factor = smaller((self.total.square() / t).sum(-1), together)
+        H, S, e, _ = value_gram.shape
+        return factor[..., None, None] * (t @ value_gram.reshape(H, S, e * e)).reshape(H, S, e, e)
 
 
-def softmax_step(log_P: Ball, P: Ball, seen: Array, linear: Ball, R_U: Ball, gram: Ball, lines: Lines) -> Softmax:
-    """`linear` bounds the linear centred change, key by key, `gram` covers it for all keys of a row, `R_U` bounds what
-    else the scores do. `seen` is 1 for keys that are not masked, 0 for others, where everything is 0."""
-    mean = (P * R_U).sum(-1)[..., None]
-    visible, none = np.broadcast_to(seen > 0, P.shape), Ball(np.zeros(P.shape))
-    rest = Ball.choose(visible, R_U + mean, none)
-    W = lines.at_least("W", Ball.choose(visible, linear + rest, none))
-    # Z - 1 = sum P psi(delta) <= sum (P phi(W) / 2) delta^2: key by key, and for all keys together.
-    weight = (log_P + log_phi(W)).exp() / 2 * seen
-    root = weight.sqrt()
-    together = largest_eigenvalue(root[..., None] * gram * root[..., None, :]).sqrt() + length(root * rest)
-    excess = smaller((weight * W.square()).sum(-1), together.square())
-    claim = lines.floats("zeta", *P.shape[:-1])
-    bound = Ball.choose(claim == 1, Ball(claim), excess / (1 + excess))  # 1 needs no proof
-    lines.require("zeta", (claim <= 1) & (claim >= bound.upper() - (claim == 1)), "is too small", claim, bound.upper())
-    half_zeta = Ball(claim / 2)[..., None]
-
-    chord, middle, half = chord_of_psi(W)
-    slope = 1 + (1 - half_zeta) * chord - half_zeta
-    error = P * (half + half_zeta * (1 + chord) * W)
-    scores = P * (abs(slope) * R_U + abs(slope - 1) * mean)
-    range_ = deviation(log_P, P, W, seen)
-    total = P * largest(W.expm1(), 2 * half_zeta * (-W).exp() - (-W).expm1())
-    residual = P * (largest(psi(W), 2 * half_zeta * (1 + W)) + rest)
-    sloped = lines.flags("rows", *P.shape[:-1])
-    keep = np.broadcast_to(sloped[..., None], P.shape)
-    return Softmax(
-        sloped=sloped,
-        slope=Ball.choose(keep, slope, none),
-        shift=Ball.choose(keep, P * (1 - half_zeta) * middle, none),
-        common=Ball.choose(keep, P * half_zeta * middle, none),
-        error=Ball.choose(keep, error, range_),
-        scores=Ball.choose(keep, scores, none),
-        total=smaller(total, range_),
-        residual=residual,
-    )
+def error_scores(P: Ball, seen: Array, keys: Ball, K: Ball, w_q: Ball, merged: Ball, scale: Ball) -> tuple[Ball, Ball]:
+    """What all error ellipsoids do to the centred scores: a bound for each (H, i, j), and a Gram over a row's keys."""
+    H, S, d = keys.shape
+    own = np.eye(S)
+    extent = support(merged, keys.reshape(H * S, d)).T.reshape(H, S, S) * scale * seen  # Q_i . (key s) / sqrt(e)
+    u = extent * (1 - own)
+    # The own token moves all scores through its query, and its own through its key.
+    toward = (K[:, None] - (P @ K)[:, :, None]) @ w_q.T[:, None]  # (H, i, j, d)
+    kept = own - (P * own).sum(-1)[..., None]  # (H, i, j)
+    maps = (toward + kept[..., None] * keys[:, :, None]) * scale
+    own_gram = maps @ merged @ maps.T * seen[:, None] * seen[..., None]
+    # Any other moves its own by u_s (1 - P_s), the others by -P_s u_s.
+    t = weights((P * u.square()).sqrt().mid, -1)
+    arrow = (np.eye(S) - P[..., :, None]) * seen[:, None]  # (H, i, s, j)
+    cross_gram = Ball(t).sum(-1)[..., None, None] * (arrow.T @ ((u.square() / t)[..., None] * arrow))
+    others = u - P * u + (P * u).sum(-1)[..., None] - P * u  # (1 - P_j) u_j + sum_k!=j P_k u_k
+    return own_gram.diagonal().sqrt() + others, sum_of([own_gram, cross_gram], metric=P)
 
 
 def psi(t: Ball) -> Ball:
