@@ -42,7 +42,8 @@ class Attention:
         self.Q, self.K, self.V, self.P, self.O = Q, K, V, P, P @ V
 
         # What symbols and errors do to queries, keys, values and centred scores.
-        T_Q, T_K, T_V = (Ball(z.G) @ norm.J @ part[:, None] for part in w)  # (H, S, m, e)
+        T = Ball(z.G) @ norm.J  # (S, m, d)
+        T_Q, T_K, T_V = (T @ part[:, None] for part in w)  # (H, S, m, e)
         T_U = (T_Q @ K[:, None].T + (T_K @ Q[:, None].T).transpose(0, 3, 2, 1)) * scale  # (H, i, m, j)
         T_U = (T_U - T_U @ P[..., None]) * seen[:, None]
         merged = sum_of([image(Ball(z.Q), norm.J), norm.gram])  # at LayerNorm's output, every token's error
@@ -78,14 +79,14 @@ class Attention:
         t_crossed, held = lines.positive("t_crossed", S, S), []
         for i in range(S):
             b = bent[:, i] * (P[:, i] * scale)[..., None]  # (H, s, e)
-            maps = [spread(P[:, i, s], b[:, s], keys[:, i], w_v) for s in range(i + 1)]
+            maps = [spread(P[:, i, token], b[:, token], keys[:, i], w_v) for token in range(i + 1)]
             by_query = w_q @ ((K * (P[:, i] * scale)[..., None]).T @ bent[:, i])  # (H, d, e): through its own query
             mine = (maps[i] + join(by_query)) @ block.outer
-            out = image(block_diagonal(local[:, i] / t_local[:, i, None, None]), Ball(block.outer))
-            out = out + image(Ball(z.Q[i]), norm.J[i] @ mine + np.eye(d)) / own[0, i]
-            out = out + image(norm.gram[i], mine) / own[1, i] + box_gram(self.box[i]) / own[2, i]
+            inner = block_diagonal(local[:, i] / t_local[:, i, None, None])  # before W_o
             for token in range(i):
-                out = out + image(merged[token], maps[token] @ block.outer) / t_crossed[i, token]
+                inner = inner + image(merged[token], maps[token]) / t_crossed[i, token]
+            out = image(inner, Ball(block.outer)) + image(Ball(z.Q[i]), norm.J[i] @ mine + np.eye(d)) / own[0, i]
+            out = out + image(norm.gram[i], mine) / own[1, i] + box_gram(self.box[i]) / own[2, i]
             total = Ball(np.concatenate([own[:, i], t_local[:, i], t_crossed[i, :i]])).sum(0)
             held.append(covers(self.after.Q[i], out * total))
         lines.require("Q", np.array(held), "does not contain what it should")
