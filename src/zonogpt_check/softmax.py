@@ -98,14 +98,18 @@ def error_scores(P: Ball, seen: Array, keys: Ball, K: Ball, w_q: Ball, merged: B
     return own_gram.diagonal().sqrt() + others, sum_of([own_gram, cross_gram], metric=P)
 
 
+def _series(t: Ball) -> Ball:
+    """2 psi(t) / t^2 for |t| < 1/2: the first 14 terms of its series, of which the rest is below 1e-16."""
+    out = Ball(np.ones(t.shape))
+    for k in range(15, 2, -1):
+        out = 1 + t / k * out
+    return out * Ball(1.0, 1e-16)
+
+
 def psi(t: Ball) -> Ball:
-    """e^t - 1 - t; for |t| < 1/2 by the first 14 terms of its series, the rest of which is below 1e-16 of it."""
     near = np.abs(t.mid) + t.rad < 0.5
     small = Ball.choose(near, t, Ball(np.zeros(t.shape)))
-    series = Ball(np.ones(t.shape))
-    for k in range(15, 2, -1):
-        series = 1 + small / k * series
-    return Ball.choose(near, small.square() / 2 * series * Ball(1.0, 1e-16), t.expm1() - t)
+    return Ball.choose(near, small.square() / 2 * _series(small), t.expm1() - t)
 
 
 def chord_of_psi(W: Ball) -> tuple[Ball, Ball, Ball]:
@@ -124,13 +128,11 @@ def chord_of_psi(W: Ball) -> tuple[Ball, Ball, Ball]:
 
 
 def log_phi(W: Ball) -> Ball:
-    """log of (at least) 2 psi(W) / W^2, W >= 0; at most W, so that no exponential overflows."""
+    """log of 2 psi(W) / W^2, W >= 0; at most W, so that no exponential overflows."""
     near = W.upper() < 0.5
-    small = Ball.choose(near, W, Ball(np.zeros(W.shape)))
-    series = 1 + small * (1 / Ball(3.0) + small * (1 / Ball(12.0) + small * (1 / Ball(60.0) + small / 300)))
-    big = Ball.choose(near, Ball(np.ones(W.shape)), W)
+    small, big = Ball.choose(near, W, Ball(np.zeros(W.shape))), Ball.choose(near, Ball(np.ones(W.shape)), W)
     large = big + (1 - (1 + big) * (-big).exp()).log() + Ball(2.0).log() - 2 * big.log()
-    return Ball.choose(near, series.log(), large)
+    return Ball.choose(near, _series(small).log(), large)
 
 
 def deviation(log_P: Ball, P: Ball, W: Ball, seen: Array) -> Ball:
