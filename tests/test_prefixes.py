@@ -13,7 +13,6 @@ from trained import trained
 from zonogpt.domains.rounding import unaccounted
 from zonogpt.methods import METHODS, prefixes
 from zonogpt.methods.adjoint import backward
-from zonogpt.methods.method import NonFiniteBlockError
 from zonogpt.methods.prefixes import DIGEST, Prefixes
 from zonogpt.methods.start import start
 from zonogpt.methods.tape import forward
@@ -181,25 +180,68 @@ def test_a_short_memory_costs_time_only(monkeypatch):
     assert seen == [[5], *alone[:1], *alone[1:2], [4], [4], [5], [5]]
 
 
-def test_a_beginning_that_overflows_takes_nobody_along(monkeypatch):
-    model = wide(trained("text"))
-    good, bad = sentences(model)[0], sentences(model)[4]
-    memory = Prefixes(model, together=100)
-    memory.expect([good, bad])
-    through = prefixes.attention_step
+def overflowing(model, token):
+    """The model with an embedding that no LayerNorm survives."""
+    tokens = model.embedding.tokens.clone()
+    tokens[token, ::2], tokens[token, 1::2] = 1e200, -1e200
+    return dataclasses.replace(model, embedding=dataclasses.replace(model.embedding, tokens=tokens))
 
-    def broken(block, z, *rest):
-        hit = (z.c[:, 0] == bad.input.embed(bad.input.anchor)[0]).all(-1) & (z.c[:, 3] != z.c[:, 0]).any(-1)
-        if bool((hit & (z.c[:, 3] == bad.input.embed(bad.input.anchor)[3]).all(-1)).any()):
-            z = dataclasses.replace(z, c=z.c * math.inf)
-        return through(block, z, *rest)
 
-    monkeypatch.setattr(prefixes, "attention_step", broken)
+@pytest.mark.parametrize("together", [1, 100])
+def test_a_beginning_that_overflows_takes_nobody_along(monkeypatch, together):
+    """Neither those that go through the network with it nor those that are part of it."""
+    monkeypatch.setattr("zonogpt.methods.ellipsoidal.TOGETHER", {"cpu": together})
+    model = overflowing(wide(trained("text")), 8)
+    texts = (([3, 5, 1, 7], None), ([3, 5, 1, 8, 7], 0), ([2, 4, 6, 1, 1], None))
+    specs = [zonogpt.embedding_ball(model, ids, [len(ids) - 1], 1e-3, label=label) for ids, label in texts]
+    many = zonogpt.verify_many(model, specs)
+    for spec, result in zip(specs, many, strict=True):
+        alone = zonogpt.verify(model, spec, hint=False)
+        assert (result.status, result.reason) == (alone.status, alone.reason)
+        torch.testing.assert_close(result.margins, alone.margins, rtol=1e-9, atol=1e-12)
+    assert "block 1 (attention)" in many[1].reason
+    assert all(many[i].margins.isfinite().all() for i in (0, 2))
+
+
+def test_longer_ones_are_not_carried_where_memory_is_short(monkeypatch):
+    """The plan of an input knows its own beginning only."""
+    model, seen = wide(trained("text")), counted(monkeypatch)
+    short, long = (zonogpt.embedding_ball(model, ids, [len(ids) - 1], 1e-3) for ids in ([3, 5, 1], [3, 5, 1, 7, 7, 2]))
+    monkeypatch.setattr(prefixes, "free_bytes", lambda device: 0)
+    memory = Prefixes(model, most_tokens=100)
+    memory.expect([short, long])
     with torch.no_grad():
-        tape = forward(model, [good], torch.float64, LIMIT, None, prefixes=memory)
-        assert backward(tape)[0].isfinite().all()
-        with pytest.raises(NonFiniteBlockError, match=r"block 1 \(attention\)"):
-            forward(model, [bad], torch.float64, LIMIT, None, prefixes=memory)
+        forward(model, [short], torch.float64, LIMIT, None, prefixes=memory)
+        forward(model, [long], torch.float64, LIMIT, None, prefixes=memory)
+    assert seen == [[2], [5]]
+
+
+def test_no_beginning_is_taken_for_another_that_was_not_found(monkeypatch):
+    """Were the embedding not the same twice, nothing would be found again, and nothing else taken for it."""
+    model = wide(trained("text"))
+    specs = sentences(model, radii=(1e-3,))
+    expected = [METHODS["E"].bound_many(model, [spec], torch.float64, None, None)[0].margins for spec in specs]
+    exact, calls = prefixes.embedded_centre, iter(range(10**6))
+
+    def restless(box, arithmetic):
+        tokens, off = exact(box, arithmetic)
+        return tokens * (1 + next(calls) * 2.0**-50), off
+
+    monkeypatch.setattr(prefixes, "embedded_centre", restless)
+    with torch.no_grad():
+        method = METHODS["E"].for_run(model, specs, None, "real")
+        together = method.bound_many(model, specs, torch.float64, None, None)
+    for margins, bounds in zip(expected, together, strict=True):
+        torch.testing.assert_close(bounds.margins, margins, rtol=1e-6, atol=1e-9)
+
+
+def test_what_is_remembered_for_one_model_or_arithmetic_is_no_others():
+    model = wide(trained("text"))
+    spec = sentences(model)[0]
+    method = METHODS["E"].for_run(model, [spec], None, "real")
+    for other, arithmetic in ((model, "float32"), (dataclasses.replace(model, name="other"), "real")):
+        with pytest.raises(ValueError, match="another model"):
+            method.bound_many(other, [spec], torch.float64, None, None, arithmetic)
 
 
 def test_time_is_watched_while_they_are_propagated():

@@ -72,7 +72,7 @@ class EllipsoidalMethod:
         groups: dict[object, list[int]] = {}
         for i, spec in enumerate(specs):
             groups.setdefault(alike(model, spec), []).append(i)
-        budget = default_budget(model.device) if budget_bytes is None else budget_bytes
+        budget = self._besides(default_budget(model.device) if budget_bytes is None else budget_bytes)
         least, item = LEAST_MOVING.get(model.device.type, 1.0), dtype.itemsize
         out = []
         for group in groups.values():
@@ -93,6 +93,10 @@ class EllipsoidalMethod:
                 left = left[len(batch) :]
         return out
 
+    def _besides(self, budget: int) -> int:
+        """What is left for a batch, besides what is remembered for all."""
+        return budget if self.prefixes is None else budget - self.prefixes.most_bytes
+
     def bound_many(
         self,
         model: Model,
@@ -108,7 +112,7 @@ class EllipsoidalMethod:
         )
         # A GPU's large chunks must leave room for the batch itself.
         budget = default_budget(model.device) if budget_bytes is None and model.device.type == "cuda" else budget_bytes
-        limit = chunk_bytes(longest, dtype.itemsize, len(specs), budget)
+        limit = chunk_bytes(longest, dtype.itemsize, len(specs), None if budget is None else self._besides(budget))
         tape = forward(model, specs, dtype, limit, on_block, arithmetic, self.prefixes)
         try:
             margins, losses = backward(tape)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
@@ -18,7 +18,9 @@ from torch import Tensor
 from zonogpt.arithmetic import Arithmetic
 from zonogpt.domains.ellipsoidal import EllipsoidalZonotope
 from zonogpt.domains.finite import NonFiniteBoundError
-from zonogpt.methods.method import NonFiniteBlockError, OnBlock, Progress
+from zonogpt.memory import free_bytes
+from zonogpt.methods.method import NonFiniteBlockError, NotEnoughMemoryError, OnBlock, Progress
+from zonogpt.methods.plan import known_token_bytes, still_token_bytes
 from zonogpt.methods.start import Start, around, embedded_centre
 from zonogpt.model.ir import AttentionBlock, Model
 from zonogpt.spec.spec import Spec
@@ -30,6 +32,10 @@ from zonogpt.transforms.ellipsoidal.mlp import mlp_step
 # What a sequence is known by: a digest of each token. Equal for equal tokens, and what begins alike begins alike.
 Name = bytes
 DIGEST = hashlib.sha256().digest_size
+
+
+def n_tokens(name: Name) -> int:
+    return len(name) // DIGEST
 
 
 def first_moving(model: Model, spec: Spec) -> int:
@@ -69,54 +75,50 @@ class Before:
 
 @dataclass
 class Prefixes:
-    """What the inputs of a run begin with. Propagated when first asked for, and as many others along with it as make
-    `together` tokens, padding included; at most `most_tokens` are remembered."""
+    """What the inputs of a run begin with: propagated when first asked for, each sequence together with others of up to
+    `together` tokens, padding included; at most `most_tokens` are remembered.
+
+    Of inputs that begin with a b | c, a b | d and e f |, behind which something moves, the first two share a sequence;
+    an input that begins with a b c | takes the place of both, if `a b c` goes through the network without failing.
+    """
 
     model: Model
     arithmetic: Arithmetic = "real"
     together: int = 1
     most_tokens: int = 0
+    _spec: dict[Name, Spec] = field(default_factory=dict)  # an input that begins with it
     _longest: dict[Name, Name] = field(default_factory=dict)  # the longest sequence that begins with it
-    _owner: dict[Name, Spec] = field(default_factory=dict)  # of these: an input that begins with it
-    _group: dict[Name, list[Name]] = field(default_factory=dict)  # and those that go through the network together
+    _group: dict[Name, list[Name]] = field(default_factory=dict)  # of these: those that go through the network together
     _known: dict[Name, Known] = field(default_factory=dict)
 
     def expect(self, specs: Sequence[Spec]) -> None:
         """These will be asked for."""
-        owner = dict(self._owner)
-        for spec in specs:
-            if first_moving(self.model, spec) > 0:
-                here = moved(spec, self.model.device, torch.float64)
-                owner.setdefault(self._name(here), here)
-        names = sorted({*self._longest, *owner})  # right behind each comes one that begins with it, if any does
-        following = dict(pairwise(names))
-        for name in reversed(names):
-            longer = following.get(name, b"").startswith(name)
-            self._longest[name] = self._longest[following[name]] if longer else name
-        self._owner |= {name: owner[name] for name in set(self._longest.values())}
-        group: list[Name] = []
-        for name in sorted(self._owner.keys() - self._group.keys(), key=lambda name: (-len(name), name)):
-            if group and (len(group) + 1) * len(group[0]) > self.together * DIGEST:
-                group = []
-            group.append(name)
-            self._group[name] = group
+        some = [spec for spec in specs if first_moving(self.model, spec) > 0]
+        self._expect({self._name(moved(spec, self.model.device, torch.float64)): spec for spec in some})
+
+    @property
+    def most_bytes(self) -> int:
+        """Of what will be remembered."""
+        tokens = sum(n_tokens(name) for name in set(self._longest.values()))
+        return min(tokens, self.most_tokens) * known_token_bytes(self.model)
 
     def of(self, specs: Sequence[Spec], start: Start, limit: int, on_block: OnBlock | None) -> Before | None:
         """None: there are no tokens before those of `start`."""
         if start.before == 0:
             return None
         names = [self._name(spec) for spec in specs]
-        if any(name and name not in self._longest for name in names):
-            self.expect(specs)
-        longest = [self._longest.get(name, b"") for name in names]  # nothing: all that is before is padding
-        distinct = list(dict.fromkeys(filter(None, longest)))
-        known = [self._propagated(name, limit, on_block) for name in distinct]
-        ends = accumulate((len(name) // DIGEST for name in distinct), initial=0)
-        begins = dict(zip(distinct, ends, strict=False))
+        new = {name: spec for name, spec in zip(names, specs, strict=True) if name and name not in self._longest}
+        if new:
+            self._expect(new)
+        found = {name: self._sequence(name, limit, on_block) for name in names if name}
+        longest = [self._longest[name] if name else None for name in names]  # none: all that is before it is padding
+        known = {self._longest[name]: sequence for name, sequence in found.items()}
+        begins = dict(zip(known, accumulate(map(n_tokens, known), initial=0), strict=False))
         device = self.model.device
-        begin = torch.tensor([begins.get(name, 0) for name in longest], device=device)
+        begin = torch.tensor([0 if name is None else begins[name] for name in longest], device=device)
+        # An input's own token, from 0 on; below is padding. No input has more of them here than it begins with.
         token = torch.arange(start.before, device=device) - torch.tensor(start.padding, device=device)[:, None]
-        return Before(known, begin[:, None] + token.clamp(min=0))
+        return Before(list(known.values()), begin[:, None] + token.clamp(min=0))
 
     def _name(self, spec: Spec) -> Name:
         count = first_moving(self.model, spec)
@@ -125,28 +127,56 @@ class Prefixes:
         tokens = torch.stack([x[:count] for x in embedded_centre(spec.input, self.arithmetic)], dim=1)
         return b"".join(hashlib.sha256(token.tobytes()).digest() for token in tokens.cpu().numpy())
 
-    def _propagated(self, name: Name, limit: int, on_block: OnBlock | None) -> Known:
-        if name in self._known:
-            return self._known[name]
-        group = self._group[name]
+    def _expect(self, specs: Mapping[Name, Spec]) -> None:
+        self._spec = {**specs, **self._spec}
+        names = sorted(self._spec)  # right behind each comes one that begins with it, if any does
+        following = dict(pairwise(names))
+        for name in reversed(names):
+            longer = following.get(name, b"").startswith(name)
+            self._longest[name] = self._longest[following[name]] if longer else name
+        group: list[Name] = []
+        for name in sorted(set(self._longest.values()) - self._group.keys(), key=lambda name: (-len(name), name)):
+            if group and (len(group) + 1) * n_tokens(group[0]) > self.together:
+                group = []
+            group.append(name)
+            self._group[name] = group
+
+    def _sequence(self, name: Name, limit: int, on_block: OnBlock | None) -> Known:
+        """The longest that begins with `name`, or `name` itself if that one fails: nobody fails because of others."""
+        longest = self._longest[name]
+        if longest in self._known:
+            return self._known[longest]
+        group, alone = self._group[longest], self._group[longest] == [name]
         try:
+            if not alone:
+                self._require_memory(group)
             found = self._through_the_network(group, limit, on_block)
-        except (NonFiniteBlockError, torch.OutOfMemoryError):
-            if len(group) == 1:
+        except (NonFiniteBlockError, NotEnoughMemoryError, torch.OutOfMemoryError):
+            if alone:
                 raise
-            # One sequence must not take the others down with it.
-            self._group |= {other: [other] for other in group}
-            return self._propagated(name, limit, on_block)
+            if len(group) > 1:
+                self._group |= {other: [other] for other in group}
+            else:
+                self._longest[name], self._group[name] = name, [name]
+            return self._sequence(name, limit, on_block)
         self._known |= found
-        while sum(map(len, self._known)) > max(self.most_tokens * DIGEST, sum(map(len, group))):
+        while sum(map(n_tokens, self._known)) > max(self.most_tokens, sum(map(n_tokens, group))):
             del self._known[next(iter(self._known))]  # the oldest
-        return found[name]
+        return found[longest]
+
+    def _require_memory(self, group: list[Name]) -> None:
+        """For a sequence alone this is in the plan of its input."""
+        model, length = self.model, n_tokens(group[0])
+        need = len(group) * length * still_token_bytes(model.width, model.n_heads, model.hidden, length)
+        if need > free_bytes(model.device):
+            raise NotEnoughMemoryError
 
     def _through_the_network(self, group: list[Name], limit: int, on_block: OnBlock | None) -> dict[Name, Known]:
         """Shorter sequences are padded at their end, which no token before it sees."""
         model, blocks = self.model, len(self.model.blocks)
-        lengths = [len(name) // DIGEST for name in group]
-        pairs = [embedded_centre(self._owner[name].input, self.arithmetic) for name in group]
+        lengths = [n_tokens(name) for name in group]
+        here = [moved(self._spec[name], model.device, torch.float64) for name in group]
+        pairs = [embedded_centre(spec.input, self.arithmetic) for spec in here]
         c, box = (
             torch.stack(
                 [torch.cat([x[:p], x[:1].expand(max(lengths) - p, -1)]) for x, p in zip(xs, lengths, strict=True)]

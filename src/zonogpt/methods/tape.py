@@ -58,7 +58,10 @@ def forward(
     S = max(spec.input.n_tokens for spec in specs)
     n = S if every_token else max(spec.input.n_tokens - first_moving(model, spec) for spec in specs)
     begin = start(model, specs, dtype, n, arithmetic)
-    before = (prefixes or Prefixes(model, arithmetic)).of(specs, begin, limit, on_block)
+    prefixes = prefixes or Prefixes(model, arithmetic)
+    if prefixes.model is not model or prefixes.arithmetic != arithmetic:
+        raise ValueError("what inputs begin with was remembered for another model, or other arithmetic")
+    before = prefixes.of(specs, begin, limit, on_block)
     z, padding = begin.z, begin.as_padding()
     blocks, last = len(model.blocks), last_attention(model)
     steps: list[Step] = []
