@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 import zonogpt
 import zonogpt_check
+from builders import config, language_model
 from certified import contents, folders, proofs, rewritten
 from program import zono
 from zonogpt.certificate import CertificateError, model_digest, write_certificate
@@ -258,6 +259,30 @@ def test_a_linear_claim(tmp_path):
     )
     write_certificate(model, holds, tmp_path / "c")
     assert check(tmp_path / "c", folders()["text"]).startswith("2 linear claims (sha256 ")
+
+
+def test_many_rows_go_back_in_parts_and_keep_their_numbers(tmp_path):
+    net = language_model(4, config(vocab_size=149))
+    net.save_pretrained(tmp_path / "net")
+    model = zonogpt.load(tmp_path / "net")
+    spec = zonogpt.embedding_ball(model, [3, 5, 1], [1], 1e-5)
+    write_certificate(model, spec, tmp_path / "c")
+    check(tmp_path / "c", tmp_path / "net")
+    arrays, about = contents(tmp_path / "c")
+    for name, change in (("claim.margins", 1.1), ("block 2 (mlp).loss.gelu", 0.9), ("input.loss.input", 0.9)):
+        for row in (0, 63, 64, 128, 147):
+            changed = arrays[name].copy()
+            changed[row] *= change
+            file = rewritten(tmp_path / "c", arrays | {name: changed}, about)
+            assert place_of(file, tmp_path / "net").startswith(f"{name}[{row}] is too ")
+
+
+def test_names_are_meant_as_they_are():
+    """Weights may be called transformer.x; lines of a proof may not."""
+    proof = proofs(MODELS)[0]
+    arrays, about = contents(proof.file)
+    file = rewritten(proof.file, {f"transformer.{name}": array for name, array in arrays.items()}, about)
+    assert "is missing" in place_of(file, proof.folder)
 
 
 def test_the_checker_stands_alone():

@@ -34,8 +34,8 @@ CHECKER: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("attention: softmax's error not in Q", ATTENTION, 'local = sum_of([s.cover(values), self.product_gram])', 'local = sum_of([self.product_gram, self.product_gram * 0])', TERMS),
     ('attention: products not in Q', ATTENTION, 'local = sum_of([s.cover(values), self.product_gram])', 'local = s.cover(values)', TERMS),
     ('attention: other tokens not in Q', ATTENTION, '                inner = inner + image(merged[token], maps[token]) / t_crossed[i, token]\n', '                pass\n', TERMS),
-    ('attention: old error not in Q', ATTENTION, 'image(inner, Ball(block.outer)) + image(Ball(z.Q[i]), norm.J[i] @ mine + np.eye(d)) / own[0, i]', 'image(inner, Ball(block.outer))', TERMS),
-    ("attention: LayerNorm's error not in Q", ATTENTION, 'out = out + image(norm.gram[i], mine) / own[1, i] + box_gram', 'out = out + box_gram', TERMS),
+    ('attention: old error not in Q', ATTENTION, 'image(inner, Ball(block.outer)) + image(Ball(z.Q[i]), norm.J[i] @ mine + np.eye(d)) / t_own[0, i]', 'image(inner, Ball(block.outer))', TERMS),
+    ("attention: LayerNorm's error not in Q", ATTENTION, 'out = out + image(norm.gram[i], mine) / t_own[1, i] + box_gram', 'out = out + box_gram', TERMS),
     ('attention, adjoint: common forgotten', ATTENTION, ' + abs((s.common * along).sum(-1))', '', TERMS),
     ('MLP: symbols not in the radius', MLP, 'moved + support(merged, Ball(block.inner.T))', 'support(merged, Ball(block.inner.T))', TERMS),
     ('MLP: errors not in the radius', MLP, 'moved + support(merged, Ball(block.inner.T))', 'moved', TERMS),
@@ -43,5 +43,5 @@ CHECKER: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("MLP: LayerNorm's error not in Q", MLP, "image(norm.gram[s], chain), fresh, box_gram(box)]", "0 * fresh, fresh, box_gram(box)]", TERMS),
     ('MLP: old error not in Q', MLP, 'parts = [image(Ball(z.Q[s]), whole), image', 'parts = [0 * fresh, image', TERMS),
     ('GELU: curvature forgotten', MLP, ' - np.maximum(bend_high.upper(), 0) * w2', '', TERMS),
-    ('input: symbols forgotten', CHECK, 'yield "input", "input", dual(', 'yield "input", "input", 0 * dual(', TERMS),
+    ('input: symbols forgotten', CHECK, 'return [moved, over(w, box), *found]', 'return [0 * moved, over(w, box), *found]', TERMS),
 ]  # fmt: skip

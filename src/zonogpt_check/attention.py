@@ -39,7 +39,7 @@ class Attention:
         U = Ball.choose(hidden, Ball(top + np.zeros(U.shape)), U)  # masked: any number that overflows nothing
         log_P = U - top - ((U - top).exp() * seen).sum(-1).log()[..., None]
         P = log_P.exp() * seen
-        self.Q, self.K, self.V, self.P, self.O = Q, K, V, P, P @ V
+        self.Q, self.K, self.V, self.P, self.O = Q, K, V, P, P @ V  # (H, S, e), P (H, i, j), O (H, i, e)
 
         # What symbols and errors do to queries, keys, values and centred scores.
         T = Ball(z.G) @ norm.J  # (S, m, d)
@@ -69,15 +69,17 @@ class Attention:
         heads_G = T_U @ (P[..., None] * bent) + (P @ T_V.transpose(0, 2, 1, 3).swap(0, 1)).transpose(1, 2, 0, 3)
         G = z.G + heads_G.transpose(1, 2, 0, 3).reshape(S, -1, d) @ block.outer
         self.value_gram = sum_of([cover(T_V, z.p), VV])  # (H, j, e, e): contains the change of value j
-        self.product_gram = s.products(score_gram, self.value_gram)
+        self.product_gram = s.products(score_gram, self.value_gram)  # (H, i, e, e)
         local = sum_of([s.cover(values), self.product_gram])
         claimed = lines.floats("c", S, d)
         off = join((P + s.total) @ off_V) @ np.abs(block.outer)
         self.box = abs(c - claimed) + dual(Ball(G.rad), z.p, 1) + off  # (S, d): what the output misses besides
         self.after = Set(claimed, G.mid, lines.gram("Q", S, d), z.p)
-        own, t_local = lines.positive("t_own", 3, S), lines.positive("t_local", heads, S)
-        t_crossed, held = lines.positive("t_crossed", S, S), []
-        for i in range(S):
+        t_own, t_local = lines.positive("t_own", 3, S), lines.positive("t_local", heads, S)
+        t_crossed = lines.positive("t_crossed", S, S)
+
+        def error_of(i: int) -> Ball:
+            """The Minkowski sum of all errors that reach token i: its own, old and new, and those of tokens before."""
             b = bent[:, i] * (P[:, i] * scale)[..., None]  # (H, s, e)
             maps = [spread(P[:, i, token], b[:, token], keys[:, i], w_v) for token in range(i + 1)]
             by_query = w_q @ ((K * (P[:, i] * scale)[..., None]).T @ bent[:, i])  # (H, d, e): through its own query
@@ -85,10 +87,11 @@ class Attention:
             inner = block_diagonal(local[:, i] / t_local[:, i, None, None])  # before W_o
             for token in range(i):
                 inner = inner + image(merged[token], maps[token]) / t_crossed[i, token]
-            out = image(inner, Ball(block.outer)) + image(Ball(z.Q[i]), norm.J[i] @ mine + np.eye(d)) / own[0, i]
-            out = out + image(norm.gram[i], mine) / own[1, i] + box_gram(self.box[i]) / own[2, i]
-            total = Ball(np.concatenate([own[:, i], t_local[:, i], t_crossed[i, :i]])).sum(0)
-            held.append(covers(self.after.Q[i], out * total))
+            out = image(inner, Ball(block.outer)) + image(Ball(z.Q[i]), norm.J[i] @ mine + np.eye(d)) / t_own[0, i]
+            out = out + image(norm.gram[i], mine) / t_own[1, i] + box_gram(self.box[i]) / t_own[2, i]
+            return out * Ball(np.concatenate([t_own[:, i], t_local[:, i], t_crossed[i, :i]])).sum(0)
+
+        held = [covers(self.after.Q[i], error_of(i)) for i in range(S)]
         lines.require("Q", np.array(held), "does not contain what it should")
 
     def pull(self, functionals: Array) -> tuple[Ball, list[Ball]]:

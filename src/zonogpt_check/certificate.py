@@ -29,17 +29,17 @@ class UnreadableError(Exception):
 
 
 class Arrays:
-    """The arrays of safetensors files, by name; what is wrong with them is an `error`."""
+    """The arrays of safetensors files, by name less a prefix; what is wrong with them is an `error`."""
 
-    def __init__(self, files: list[Path], error: type[Exception]) -> None:
+    def __init__(self, files: list[Path], error: type[Exception], prefix: str = "") -> None:
         self.files, self.error = [safe_open(file, framework="numpy") for file in files], error
-        found = [(name.removeprefix("transformer."), (x, name)) for x in self.files for name in x.keys()]  # noqa: SIM118
+        found = [(name.removeprefix(prefix), (x, name)) for x in self.files for name in x.keys()]  # noqa: SIM118
         self.where, self.unread = dict(found), {name for name, _ in found}
         if len(self.where) != len(found):
             raise error("there are two tensors of one name")
 
     def shape(self, name: str) -> list[int]:
-        if name not in self.where:
+        if name not in self.unread:
             raise self.error(f"{name}: is missing")
         file, full = self.where[name]
         return list(file.get_slice(full).get_shape())
@@ -54,7 +54,7 @@ class Arrays:
             or any(w not in (None, n) for w, n in zip(shape, found, strict=True))
         ):
             raise self.error(f"{name}: is {dtype} {found}, not {dtypes} {list(shape)}")
-        self.unread.discard(name)
+        self.unread.remove(name)
         return np.asarray(file.get_tensor(full))
 
     def finish(self) -> None:

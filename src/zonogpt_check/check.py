@@ -5,7 +5,6 @@ margin >= (rows at the centre) - (rows at the input, over the input set) - (what
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,8 @@ from zonogpt_check.norm import Norm
 from zonogpt_check.sets import InvalidError, Set, dual, over
 
 TOGETHER = 64  # rows that go back at a time
+INPUT, HEAD = ("input", "rounding"), ("layernorm", "rounding")  # what can be lost there
+Step = Attention | Mlp
 
 
 def check(file: Path, folder: Path) -> str:
@@ -44,10 +45,10 @@ def check(file: Path, folder: Path) -> str:
 
 def _prove(certificate: Certificate, model: Model) -> str:
     first, box, of_inputs = input_set(certificate, model)
-    z, steps = first, dict[str, Attention | Mlp]()
+    z, steps = first, dict[str, Step]()
     for number, block in enumerate(model.blocks, start=1):
         lines = Lines(certificate, f"block {number} ({block.kind})")
-        step = Attention(block, model.heads, z, lines) if block.kind == "attention" else Mlp(block, z, lines)
+        step: Step = Attention(block, model.heads, z, lines) if block.kind == "attention" else Mlp(block, z, lines)
         steps[lines.place], z = step, step.after
     read = slice(None) if model.architecture == IMAGES else slice(-1, None)  # the tokens that the head looks at
     norm = Norm(model.norm, Set(z.c[read], z.G[read], z.Q[read], z.p), Lines(certificate, "head.norm"))
@@ -57,44 +58,41 @@ def _prove(certificate: Certificate, model: Model) -> str:
     margins = claim.floats("margins", len(rows.mid))
     claim.require("margins", margins > 0, "is not positive, so nothing is claimed")
     back = certificate.get("claim.rows", "I64", *certificate.shape("claim.rows")[:1])  # go back through all blocks
+    least = np.full(len(margins), -np.inf)
     for part in _parts(np.setdiff1d(np.arange(len(margins)), back)):  # for these the final LayerNorm's set is enough
         value, functionals, off = at_the_head(rows[part], offset[part], norm)
-        least = (value - off - norm.fall(functionals)).lower()
-        claim.require("margins", margins[part] <= least, "is too large", margins[part], least)
-    losses = dict[str, Array]()
+        least[part] = (value - off - norm.fall(functionals)).lower()
+    places = {"input": INPUT, **{place: step.LOSSES for place, step in steps.items()}, "head": HEAD}
+    losses = [(Lines(certificate, f"{place}.loss"), name) for place, names in places.items() for name in names]
+    claimed = [lines.floats(name, len(back)) for lines, name in losses]
+    found, centre = np.full((len(losses), len(back)), np.inf), np.zeros(len(back))
     for at in _parts(np.arange(len(back))):
         value, functionals, off = at_the_head(rows[back[at]], offset[back[at]], norm)
-        left = Ball(value.mid)
-        for place, name, bound in taken(functionals, off + Ball(value.rad), norm, steps, first, box, z):
-            lines = Lines(certificate, f"{place}.loss")
-            if place + name not in losses:
-                losses[place + name] = lines.floats(name, len(back))
-            loss = losses[place + name][at]
-            lines.require(name, loss >= bound.upper(), "is too small", loss, bound.upper())
-            left = left - loss
-        claim.require("margins", margins[back[at]] <= left.lower(), "is too large", margins[back[at]], left.lower())
+        taken = go_back(functionals, off + Ball(value.rad), norm, list(steps.values()), first, box)
+        centre[at], found[:, at] = value.mid, [loss.upper() for loss in taken]
+    left = Ball(centre)
+    for (lines, name), loss, bound in zip(losses, claimed, found, strict=True):
+        lines.require(name, loss >= bound, "is too small", loss, bound)
+        left = left - loss
+    least[back] = left.lower()
+    claim.require("margins", margins <= least, "is too large", margins, least)
     return f"{said} {of_inputs}; the smallest margin is {margins.min():.4g}"
 
 
-def taken(
-    functionals: Array, off: Ball, norm: Norm, steps: dict[str, Attention | Mlp], first: Set, box: Ball, z: Set
-) -> Iterator[tuple[str, str, Ball]]:
-    """Place, name and size of all that functionals of the head's LayerNorm can lose on their way back to the input.
-
-    What a step rounds off a functional is charged at once, against all that the step's input can be.
-    """
+def go_back(functionals: Array, off: Ball, norm: Norm, steps: list[Step], first: Set, box: Ball) -> list[Ball]:
+    """All that functionals of the head's LayerNorm, themselves `off`, can lose on their way back to the input: there,
+    in every step, and at the head. What a step rounds off is charged at once, against all that its input can be."""
     before, loss = norm.pull(functionals)
+    z = steps[-1].after if steps else first
     unread = np.zeros((len(functionals), len(z.c) - before.shape[1], z.c.shape[1]))
     w = Ball(np.concatenate([unread, before.mid], 1), np.concatenate([unread, before.rad], 1))
-    yield "head", "layernorm", loss
-    yield "head", "rounding", off + over(Ball(w.rad), z.radius())
-    for place, step in reversed(steps.items()):
+    found = [loss, off + over(Ball(w.rad), z.radius())]
+    for step in reversed(steps):
         w, losses = step.pull(w.mid)
-        losses[-1] = losses[-1] + over(Ball(w.rad), step.norm.z.radius())
-        yield from ((place, name, loss) for name, loss in zip(step.LOSSES, losses, strict=True))
+        found = [*losses[:-1], losses[-1] + over(Ball(w.rad), step.norm.z.radius()), *found]
     w = Ball(w.mid)
-    yield "input", "input", dual((w.swap(0, 1) @ Ball(first.G).T).sum(0), first.p, -1)  # over all tokens' symbols
-    yield "input", "rounding", over(w, box)
+    moved = dual((w.swap(0, 1) @ Ball(first.G).T).sum(0), first.p, -1)  # over the symbols of all tokens
+    return [moved, over(w, box), *found]
 
 
 def at_the_head(rows: Ball, offset: Ball, norm: Norm) -> tuple[Ball, Array, Ball]:

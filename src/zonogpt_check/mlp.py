@@ -44,8 +44,8 @@ class Mlp:
         for s in range(S):
             chain = (Ball(block.inner) * slope[s]) @ block.outer
             whole = norm.J[s] @ chain + np.eye(d)
-            moved = Ball(z.G[s]) @ whole
-            G[s], box = moved.mid, missed[s] + dual(Ball(moved.rad), z.p, 0)
+            symbols = Ball(z.G[s]) @ whole
+            G[s], box = symbols.mid, missed[s] + dual(Ball(symbols.rad), z.p, 0)
             scaled = (self.half[s].square() / t_box[s])[:, None] * block.outer
             fresh = Ball(t_box[s]).sum(0) * (block.outer.T @ scaled)
             parts = [image(Ball(z.Q[s]), whole), image(norm.gram[s], chain), fresh, box_gram(box)]

@@ -17,10 +17,15 @@ from zonogpt_check.ball import Array
 from zonogpt_check.certificate import BROKEN, Arrays, UnreadableError
 
 IMAGES, TEXTS, NEXT = "GPT2ForImageClassification", "GPT2ForSequenceClassification", "GPT2LMHeadModel"
-# What the proof is about: any other value would be another network.
-OFF = ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention", "quantization_config")
-ONLY: dict[str, tuple[object, ...]] = {"model_type": ("gpt2",), "scale_attn_weights": (True,)}
-ONLY |= {"activation_function": ("gelu_new", "gelu_pytorch_tanh"), **dict.fromkeys(OFF, (False, None))}
+ONLY = {  # what the proof is about: any other value would be another network
+    "model_type": ("gpt2",),
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "reorder_and_upcast_attn": (False,),
+    "add_cross_attention": (False,),
+    "quantization_config": (None,),
+}
 ALIASES = {"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
 UNUSED = re.compile(r"h\.\d+\.attn\.(masked_)?bias")  # causal masks that old checkpoints store
 
@@ -85,7 +90,7 @@ def _read(folder: Path, config: Any) -> Model:
             raise UnreadableError(f"config.{alias} is not config.{name}")
     if architecture not in (IMAGES, TEXTS, NEXT) or d % heads or not tau > 0:
         raise UnreadableError(f"{architecture} of width {d} in {heads} heads, epsilon {tau}")
-    tensors = Arrays(_weight_files(folder), UnreadableError)
+    tensors = Arrays(_weight_files(folder), UnreadableError, "transformer.")
 
     def get(name: str, *shape: int | None) -> Array:
         array = tensors.get(name, "F16 BF16 F32 F64", *shape)

@@ -29,10 +29,10 @@ class Norm:
     def __init__(self, at: NormWeights, z: Set, lines: Lines) -> None:
         S, d = z.c.shape
         self.z, self.gamma, middle = z, at.gamma, Ball(z.c).centred()
-        self.z0, self.miss = z0, miss = Ball(middle.mid), Ball(middle.rad)
+        self.z0, self.miss = z0, miss = Ball(middle.mid), Ball(middle.rad)  # (S, d)
         size, tangents = z0.length(), Ball(z.G).centred()
         a0 = at.tau + size.square() / d
-        self.rho = rho = 1 / a0.sqrt()
+        self.rho = rho = 1 / a0.sqrt()  # (S,), as all scalars
         self.k = k = rho / (a0 * d)
         Q = Ball(z.Q).centred().T.centred()
         # |z0 . D| <= met and |D| <= r
@@ -49,8 +49,8 @@ class Norm:
         self.bend = Ball.choose(polar[:, None], -(k / 2)[:, None] * (Q_D @ z0[..., None])[..., 0], nothing)
         factor = Ball.choose(polar, self.largest + k / 2 * support(Q_D, z0[:, None])[:, 0], self.delta)
         far = Ball((size + r).upper())
-        self.ball = far / (at.tau + far.square() / d).sqrt()  # grows with far
-        self.x_hat = Ball.choose(self.sloped[:, None], z0 * (rho + shift)[:, None] + self.bend, nothing)
+        self.ball = far / (at.tau + far.square() / d).sqrt()  # |xi|, which grows with far
+        self.x_hat = Ball.choose(self.sloped[:, None], z0 * (rho + shift)[:, None] + self.bend, nothing)  # xi's centre
         n = self.x_hat * at.gamma + at.beta
         slack = rho[:, None] * miss + (k * (abs(z0) * miss).sum(-1))[:, None] * abs(z0)
         self.n0, self.off = n.mid, abs(slack * at.gamma) * kept[:, None] + Ball(n.rad)  # what n0 misses, and zeta
