@@ -47,12 +47,9 @@ class Arrays:
     def get(self, name: str, dtypes: str, *shape: int | None) -> NDArray[Any]:
         """The array of this name, of one of these types, and of this shape: looked at before a byte of it is read."""
         found, (file, full) = self.shape(name), self.where[name]
-        dtype, fits = file.get_slice(full).get_dtype(), len(found) == len(shape)
-        if (
-            dtype not in dtypes.split()
-            or not fits
-            or any(w not in (None, n) for w, n in zip(shape, found, strict=True))
-        ):
+        dtype = file.get_slice(full).get_dtype()
+        fits = len(found) == len(shape) and all(w in (None, n) for w, n in zip(shape, found, strict=True))
+        if dtype not in dtypes.split() or not fits:
             raise self.error(f"{name}: is {dtype} {found}, not {dtypes} {list(shape)}")
         self.unread.remove(name)
         return np.asarray(file.get_tensor(full))
@@ -77,7 +74,7 @@ class Certificate(Arrays):
             self.about: dict[str, Any] = json.loads(metadata["about"])
         except BROKEN as error:
             raise UnreadableError(f"{file} has no readable description: {error!r}") from error
-        self.at = "file"  # the place that is looked at
+        self.at = "file"  # where a line was read last
 
 
 class Lines:
@@ -85,12 +82,12 @@ class Lines:
 
     def __init__(self, certificate: Certificate, place: str) -> None:
         self.certificate, self.place = certificate, place
-        certificate.at = place
 
     def of(self, part: str) -> Lines:
         return Lines(self.certificate, f"{self.place}.{part}")
 
     def floats(self, name: str, *shape: int) -> Array:
+        self.certificate.at = self.place
         array = self.certificate.get(f"{self.place}.{name}", "F64", *shape)
         self.require(name, np.isfinite(array), "is not finite")
         return array
