@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from zonogpt_check.certificate import UnreadableError
 from zonogpt_check.check import check
-from zonogpt_check.sets import InvalidError
+from zonogpt_check.sets import InvalidError, UnreadableError
 
 
 def main(arguments: list[str]) -> int:

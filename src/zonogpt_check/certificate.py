@@ -15,17 +15,13 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from zonogpt_check.ball import Array, Ball
-from zonogpt_check.sets import InvalidError
+from zonogpt_check.sets import InvalidError, UnreadableError, demand
 
 FORMAT = "zonogpt certificate 1"
 LONGEST_HEADER = 1 << 24
 # What files that are not what they should be can lead to.
 BROKEN: tuple[type[Exception], ...] = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, OSError)
 BROKEN += (RecursionError, MemoryError, SafetensorError)
-
-
-class UnreadableError(Exception):
-    """A file is not what it should be, so that nothing can be said about its content."""
 
 
 class Arrays:
@@ -35,12 +31,10 @@ class Arrays:
         self.files, self.error = [safe_open(file, framework="numpy") for file in files], error
         found = [(name.removeprefix(prefix), (x, name)) for x in self.files for name in x.keys()]  # noqa: SIM118
         self.where, self.unread = dict(found), {name for name, _ in found}
-        if len(self.where) != len(found):
-            raise error("there are two tensors of one name")
+        demand(len(self.where) == len(found), "there are two tensors of one name", error)
 
     def shape(self, name: str) -> list[int]:
-        if name not in self.unread:
-            raise self.error(f"{name}: is missing")
+        demand(name in self.unread, f"{name}: is missing", self.error)
         file, full = self.where[name]
         return list(file.get_slice(full).get_shape())
 
@@ -49,14 +43,13 @@ class Arrays:
         found, (file, full) = self.shape(name), self.where[name]
         dtype = file.get_slice(full).get_dtype()
         fits = len(found) == len(shape) and all(w in (None, n) for w, n in zip(shape, found, strict=True))
-        if dtype not in dtypes.split() or not fits:
-            raise self.error(f"{name}: is {dtype} {found}, not {dtypes} {list(shape)}")
+        said = f"{name}: is {dtype} {found}, not {dtypes} {list(shape)}"
+        demand(fits and dtype in dtypes.split(), said, self.error)
         self.unread.remove(name)
         return np.asarray(file.get_tensor(full))
 
     def finish(self) -> None:
-        if self.unread:
-            raise self.error(f"{min(self.unread)!a}: has no place in it")
+        demand(not self.unread, f"{min(self.unread, default='')!a}: has no place in it", self.error)
 
 
 class Certificate(Arrays):
@@ -66,10 +59,9 @@ class Certificate(Arrays):
             metadata = self.files[0].metadata() or {}
         except BROKEN as error:
             raise UnreadableError(f"{file} is not a safetensors file: {error}") from error
-        if metadata.get("format") != FORMAT:
-            raise UnreadableError(f"{file} is not a {FORMAT!r}")
-        if metadata.get("digest") != file_digest(file, metadata.get("digest", "")):
-            raise InvalidError("file: the digest is not that of its content")
+        demand(metadata.get("format") == FORMAT, f"{file} is not a {FORMAT!r}", UnreadableError)
+        found = file_digest(file, metadata.get("digest", ""))
+        demand(metadata.get("digest") == found, "file: the digest is not that of its content")
         try:
             self.about: dict[str, Any] = json.loads(metadata["about"])
         except BROKEN as error:
@@ -124,11 +116,9 @@ def file_digest(file: Path, said: str) -> str:
     with open(file, "rb") as stream:
         head = stream.read(8)
         length = int.from_bytes(head, "little")
-        if length > LONGEST_HEADER:
-            raise UnreadableError(f"{file} has a header of {length} bytes")
+        demand(length <= LONGEST_HEADER, f"{file} has a header of {length} bytes", UnreadableError)
         header = stream.read(length)
-        if len(said) != 64 or header.count(said.encode()) != 1:
-            raise InvalidError("file: there is no digest")
+        demand(len(said) == 64 and header.count(said.encode()) == 1, "file: there is no digest")
         state = hashlib.sha256(head + header.replace(said.encode(), b"0" * 64))
         while block := stream.read(1 << 20):
             state.update(block)

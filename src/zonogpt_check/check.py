@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from zonogpt_check.attention import Attention
 from zonogpt_check.ball import Array, Ball
-from zonogpt_check.certificate import BROKEN, Certificate, Lines, UnreadableError
+from zonogpt_check.certificate import BROKEN, Certificate, Lines
 from zonogpt_check.inputs import input_set
 from zonogpt_check.mlp import Mlp
 from zonogpt_check.model import IMAGES, Model, digest, read_model
 from zonogpt_check.norm import Norm
-from zonogpt_check.sets import InvalidError, Set, dual, over
+from zonogpt_check.sets import InvalidError, Set, UnreadableError, demand, dual, over
 
 TOGETHER = 64  # rows that go back at a time
 INPUT, HEAD = ("input", "rounding"), ("layernorm", "rounding")  # what can be lost there
@@ -29,10 +29,9 @@ def check(file: Path, folder: Path) -> str:
     """What the certificate proves, in words; InvalidError names the first line that does not hold."""
     certificate, model = Certificate(file), read_model(folder)
     try:
-        if certificate.about["model"] != model.digest():
-            raise InvalidError("model: these are not the weights that the certificate is about")
-        if certificate.about["arithmetic"] != "real":
-            raise InvalidError("arithmetic: a certificate is about the network in real arithmetic")
+        ours, arithmetic = certificate.about["model"] == model.digest(), certificate.about["arithmetic"]
+        demand(ours, "model: these are not the weights that the certificate is about")
+        demand(arithmetic == "real", "arithmetic: a certificate is about the network in real arithmetic")
         with np.errstate(all="ignore"):  # what overflows becomes NaN, and NaN proves nothing
             statement = _prove(certificate, model)
     except ZeroDivisionError as error:
@@ -113,8 +112,7 @@ def claim_rows(certificate: Certificate, lines: Lines, model: Model) -> tuple[Ba
         C, offset = lines.floats("matrix", count, outputs), lines.floats("offset", count)
         said = f"{count} linear claims (sha256 {digest(None, [C, offset])}) hold"
         return C @ Ball(model.head.T), C @ Ball(bias) + offset, said
-    if type(label) is not int or not 0 <= label < outputs:
-        raise InvalidError(f"claim: there is no output {label!r}")
+    demand(type(label) is int and 0 <= label < outputs, f"claim: there is no output {label!r}")
     rivals = np.delete(np.arange(outputs), label)
     rows = Ball(model.head.T[label]) - model.head.T[rivals]
     return rows, Ball(bias[label]) - bias[rivals], f"output {label} is the largest"

@@ -10,7 +10,7 @@ import numpy as np
 from zonogpt_check.ball import Array, Ball, largest
 from zonogpt_check.certificate import Certificate, Lines
 from zonogpt_check.model import IMAGES, TEXTS, Model, digest
-from zonogpt_check.sets import InvalidError, Set, box_gram, covers, dual
+from zonogpt_check.sets import Set, box_gram, covers, demand, dual
 
 NORMS = {"inf": math.inf, "2": 2.0, "1": 1.0}
 
@@ -19,8 +19,7 @@ def input_set(certificate: Certificate, model: Model) -> tuple[Set, Ball, str]:
     """The set, what its c and G miss (S, d), and what it is, in words."""
     about, lines = certificate.about["input"], Lines(certificate, "input")
     p, radius = NORMS[about["norm"]], float(about["radius"])
-    if not 0 <= radius < math.inf:
-        raise InvalidError(f"input: radius {radius}")
+    demand(0 <= radius < math.inf, f"input: radius {radius}")
     shape = model.image[:2] if model.architecture == IMAGES else (len(about["positions"]), model.head.shape[0])
     anchor = lines.floats("anchor", *shape)
     arrays, centre, scale, cut = [anchor], anchor, Ball(np.full(shape, radius)), ""
@@ -36,8 +35,7 @@ def input_set(certificate: Certificate, model: Model) -> tuple[Set, Ball, str]:
         scale = largest(Ball(high) - centre, Ball(centre) - low)
         cut = f", between {float(low.min())!r} and {float(high.max())!r}"
     said = [about["norm"], about["radius"], about.get("ids"), about.get("positions")]
-    if about["sha256"] != digest(said, arrays):
-        raise InvalidError("input: the digest is not that of the input set")
+    demand(about["sha256"] == digest(said, arrays), "input: the digest is not that of the input set")
     if model.architecture == IMAGES:
         tokens, G, what = _image(model, centre, scale)
     else:
@@ -64,16 +62,16 @@ def _text(
     model: Model, about: dict[str, Any], lines: Lines, anchor: Array, centre: Array, scale: Ball
 ) -> tuple[Ball, Ball, str]:
     tokens, positions = model.embedding
-    if not all(type(x) is int for x in about["ids"] + about["positions"]):
-        raise InvalidError("input: tokens and positions are integers")
+    whole = all(type(x) is int for x in about["ids"] + about["positions"])
+    demand(whole, "input: tokens and positions are integers")
     ids, at = np.array(about["ids"], dtype=np.int64), np.array(about["positions"], dtype=np.int64)
     S, d = len(ids), tokens.shape[1]
-    if not (0 < S <= len(positions) and ids.min() >= 0 and ids.max() < len(tokens)):
-        raise InvalidError("input: these are not tokens of the model")
-    if len(set(at.tolist())) != len(at) or len(at) == 0 or at.min() < 0 or at.max() >= S:
-        raise InvalidError("input: these are not positions of the text")
-    if model.architecture == TEXTS and model.pad is not None and S > 1 and ids[-1] == model.pad:
-        raise InvalidError("input: the last token is padding, which the model does not read")
+    known = 0 < S <= len(positions) and ids.min() >= 0 and ids.max() < len(tokens)
+    demand(bool(known), "input: these are not tokens of the model")
+    placed = len(set(at.tolist())) == len(at) > 0 and at.min() >= 0 and at.max() < S
+    demand(bool(placed), "input: these are not positions of the text")
+    unread = model.architecture == TEXTS and model.pad is not None and S > 1 and ids[-1] == model.pad
+    demand(not unread, "input: the last token is padding, which the model does not read")
     lines.require("anchor", anchor == tokens[ids[at]], "is not the embedding of its token")
     raw = tokens[ids].copy()
     raw[at] = centre

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zonogpt_check.ball import Array
-from zonogpt_check.certificate import BROKEN, Arrays, UnreadableError
+from zonogpt_check.certificate import BROKEN, Arrays
+from zonogpt_check.sets import UnreadableError, demand
 
 IMAGES, TEXTS, NEXT = "GPT2ForImageClassification", "GPT2ForSequenceClassification", "GPT2LMHeadModel"
 ONLY = {  # what the proof is about: any other value would be another network
@@ -83,19 +84,17 @@ def _read(folder: Path, config: Any) -> Model:
     architecture, d, heads = config["architectures"][0], int(config["n_embd"]), int(config["n_head"])
     tau, f = float(config.get("layer_norm_epsilon", 1e-5)), int(config.get("n_inner") or 4 * config["n_embd"])
     for name, values in ONLY.items():
-        if config.get(name, values[0]) not in values:
-            raise UnreadableError(f"config.{name} = {config[name]!r} is another network")
+        value = config.get(name, values[0])
+        demand(value in values, f"config.{name} = {value!r} is another network", UnreadableError)
     for alias, name in ALIASES.items():  # of two that contradict each other, transformers believes the alias
-        if config.get(alias, config[name]) != config[name]:
-            raise UnreadableError(f"config.{alias} is not config.{name}")
-    if architecture not in (IMAGES, TEXTS, NEXT) or d % heads or not tau > 0:
-        raise UnreadableError(f"{architecture} of width {d} in {heads} heads, epsilon {tau}")
+        demand(config.get(alias, config[name]) == config[name], f"config.{alias} is not config.{name}", UnreadableError)
+    known = architecture in (IMAGES, TEXTS, NEXT) and d % heads == 0 and tau > 0
+    demand(known, f"{architecture} of width {d} in {heads} heads, epsilon {tau}", UnreadableError)
     tensors = Arrays(_weight_files(folder), UnreadableError, "transformer.")
 
     def get(name: str, *shape: int | None) -> Array:
         array = tensors.get(name, "F16 BF16 F32 F64", *shape)
-        if not np.isfinite(array).all():
-            raise UnreadableError(f"{name} is not made of finite floats")
+        demand(bool(np.isfinite(array).all()), f"{name} is not made of finite floats", UnreadableError)
         return np.asarray(array, dtype=np.float64)
 
     def norm(at: str) -> NormWeights:
@@ -131,6 +130,6 @@ def _weight_files(folder: Path) -> list[Path]:
     names = {"model.safetensors"}
     if not (folder / "model.safetensors").is_file():
         names = set(json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"].values())
-    if not all(Path(name).name == name and name.endswith(".safetensors") for name in names):
-        raise UnreadableError(f"{folder} names weights outside of it, or no safetensors")
+    inside = all(Path(name).name == name and name.endswith(".safetensors") for name in names)
+    demand(inside, f"{folder} names weights outside of it, or no safetensors", UnreadableError)
     return [folder / name for name in sorted(names)]

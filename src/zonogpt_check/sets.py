@@ -21,6 +21,15 @@ class InvalidError(Exception):
     """A line of the certificate does not hold; the message says which."""
 
 
+class UnreadableError(Exception):
+    """A file is not what it should be, so that nothing can be said about its content."""
+
+
+def demand(holds: bool, otherwise: str, error: type[Exception] = InvalidError) -> None:
+    if not holds:
+        raise error(otherwise)
+
+
 @dataclass(frozen=True)
 class Set:
     """c and Q as the certificate has them, G as computed here: what that rounds is in Q. Plain floats, exact."""
