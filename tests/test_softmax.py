@@ -1,11 +1,13 @@
 """Softmax rows under a box of score changes: each bound alone, with masked, single and vanishing keys."""
 
+import contextlib
 import math
 
 import pytest
 import torch
 
 from builders import generator, randn
+from zonogpt.domains.rounding import unaccounted
 from zonogpt.transforms.softmax import (
     _others,
     softmax_bounds,
@@ -59,9 +61,10 @@ def test_every_bound(spread, change, causal):
     torch.testing.assert_close(attained, deviation, rtol=1e-7, atol=1e-10)
 
 
+@pytest.mark.parametrize("accounting", [contextlib.nullcontext, unaccounted])
 @pytest.mark.parametrize(("spread", "change"), CASES)
-def test_choice_of_slope(spread, change):
-    """The combined contract, with part of the change linear and part not."""
+def test_choice_of_slope(spread, change, accounting):
+    """The combined contract, with part of the change linear and part not; what is added for rounding hides nothing."""
     U, log_P, T = rows(2, spread, change)
     P = log_P.exp()
     dU = changes(T)
@@ -69,7 +72,8 @@ def test_choice_of_slope(spread, change):
     kept = dU * share  # the linear part that is kept
     R_U = T * (1 - share)
     f_P = softmax_jvp(P, kept).abs().amax(0)
-    bounds = softmax_bounds(log_P, f_P, R_U, T, 0 * log_P[..., 0])
+    with accounting():
+        bounds = softmax_bounds(log_P, f_P, R_U, T, 0 * log_P[..., 0])
     error = (U + dU).softmax(-1) - P - softmax_jvp(P, kept) * bounds.sloped[..., None]
     assert (error.abs() <= bounds.remainder + 1e-12).all()
     assert (((U + dU).softmax(-1) - P).abs() <= bounds.total + 1e-12).all()
