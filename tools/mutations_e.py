@@ -59,7 +59,7 @@ METHOD_E: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("Z bounded by the centre", E_SOFTMAX, "exponent = log_P + log_phi(W)", "exponent = log_P + 0 * W", ROWS),
     ("underflowed keys taken for nothing", E_SOFTMAX, "P = log_P.exp().clamp(min=torch.finfo(log_P.dtype).tiny)", "P = log_P.exp()", ROWS),
     ("keys' change dropped in the scores", E_POINT, 'U[..., point.first :] += torch.einsum("bhie,bhjme->bhimj", point.Q.to(K.dtype), K)', "pass", STEPS),
-    ("scores not centred", E_POINT, "U -= U @ point.P[..., None]", "pass", STEPS),
+    ("scores not centred", E_POINT, "U -= U @ point.P[..., None].to(U.dtype)", "pass", STEPS),
     ("values' change dropped in the images", E_POINT, 'heads += torch.einsum("bhij,bhjme->bhime", point.P[..., point.first :].to(dtype), t.V)', "pass", STEPS),
     ("other tokens' keys dropped", E_ERRORS, "radius = others + own_gram", "radius = 0 * others + own_gram", STEPS),
     ("spread of a key's change over the row dropped", E_ERRORS, "others = (1 - 2 * P) * u + mean + gamma", "others = (1 - 2 * P) * u + gamma", STEPS),
