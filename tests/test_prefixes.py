@@ -10,11 +10,12 @@ import torch
 import zonogpt
 from builders import config, image_model, language_model, text_classifier
 from trained import trained
+from zonogpt.domains.ellipsoidal import coordinate_radius
 from zonogpt.domains.rounding import unaccounted
 from zonogpt.methods import METHODS, prefixes
 from zonogpt.methods.adjoint import backward
 from zonogpt.methods.prefixes import DIGEST, Prefixes
-from zonogpt.methods.start import start
+from zonogpt.methods.start import around, start
 from zonogpt.methods.tape import forward
 from zonogpt.tensors import moved
 
@@ -107,6 +108,35 @@ def test_keys_and_values_of_still_tokens_hold_what_float32_rounds(accounted):
                     escaped += int((off > radius[0].double()).sum())
             x = block(x)
     assert (escaped == 0) == accounted
+
+
+def test_keys_and_values_of_still_tokens_hold_executions_in_float32():
+    """Of the blocks before, and of the embedding: states as float32 has them, and what exact weights make of these."""
+    for seed in range(8):
+        net = zonogpt.load(text_classifier(seed, config(n_embd=16, n_head=2, n_layer=2, pad_token_id=0)))
+        exact, short = (moved(net, net.device, dtype) for dtype in (torch.float64, torch.float32))
+        ids = [3, 5, 1, 12, 7, 2]
+        spec = zonogpt.embedding_ball(exact, ids, [5], 1e-6)
+        with torch.no_grad():
+            before = Prefixes(exact, "float32").of(
+                [spec], start(exact, [spec], torch.float64, 1, "float32"), LIMIT, None
+            )
+        x = short.embedding(torch.tensor(ids))[:5]
+        for t, block in enumerate(exact.blocks):
+            if block.kind == "attention":
+                still = before.seen(t, block)
+                for at, radius in ((1, still.K), (2, still.V)):
+                    off = (block.norm(x.double()) - still.n[0]) @ block.w_qkv.chunk(3, -1)[at]
+                    assert (block.split_heads(off).abs() <= radius[0]).all(), t
+            x = short.blocks[t](x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_set_around_a_centre_holds_the_box_and_what_the_cast_rounds(dtype):
+    c = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for size in (0.0, 1e-9, 1e-2):
+        z = around(c, torch.full_like(c, size), dtype, torch.zeros(2, 3, 1, 4, dtype=dtype), math.inf)
+        assert ((c - z.c.double()).abs() + size <= coordinate_radius(z.Q).double()).all()
 
 
 def sentences(model, norm=math.inf, radii=(1e-3, 2e-3)):
