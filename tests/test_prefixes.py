@@ -131,6 +131,25 @@ def test_keys_and_values_of_still_tokens_hold_executions_in_float32():
             x = short.blocks[t](x)
 
 
+@pytest.mark.parametrize("kind", ["attention", "mlp"])
+def test_each_block_before_is_executed_in_float32(kind, monkeypatch):
+    """One block of a kind in front of an attention block, and an embedding that is exact: nothing else is off."""
+    net = zonogpt.load(text_classifier(2, config(n_embd=16, n_head=2, n_layer=2, pad_token_id=0)))
+    blocks = next(block for block in net.blocks if block.kind == kind), net.blocks[2]
+    net = dataclasses.replace(net, blocks=blocks)
+    exact, short = (moved(net, net.device, dtype) for dtype in (torch.float64, torch.float32))
+    spec = zonogpt.embedding_ball(exact, [3, 5, 1, 12, 7, 2], [5], 1e-6)
+    x = spec.input.embed(spec.input.anchor).float()
+    monkeypatch.setattr(prefixes, "embedded_centre", lambda box, arithmetic: (x.double(), torch.zeros_like(x).double()))
+    with torch.no_grad():
+        begin = start(exact, [spec], torch.float64, 1, "float32")
+        still = Prefixes(exact, "float32").of([spec], begin, LIMIT, None).seen(1, exact.blocks[1])
+    executed = exact.blocks[1].norm(short.blocks[0](x)[:5].double())
+    for at, radius in ((1, still.K), (2, still.V)):
+        off = (executed - still.n[0]) @ exact.blocks[1].w_qkv.chunk(3, -1)[at]
+        assert (exact.blocks[1].split_heads(off).abs() <= radius[0]).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_set_around_a_centre_holds_the_box_and_what_the_cast_rounds(dtype):
     c = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
