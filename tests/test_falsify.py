@@ -16,7 +16,7 @@ from builders import config, image_model, language_model, text_classifier
 from liar import let_method_e_claim_anything
 from planted import NAMES, cases
 from program import zono
-from zonogpt.model.replay import HuggingFaceModel
+from zonogpt.model.replay import HuggingFaceModel, original
 from zonogpt.search.falsify import falsify, replay, representable
 from zonogpt.search.projection import project
 from zonogpt.tensors import map_tensors
@@ -49,7 +49,7 @@ def test_replay_is_what_the_ir_computes(norm):
     """The judge shares no code with the IR: same outputs from both, on perturbed images and embeddings."""
     for model, ball in models():
         spec = ball(model, 0.3, norm)
-        judge = HuggingFaceModel(model)
+        judge = original(model)
         wide = map_tensors(model, lambda t: t.double())
         noise = torch.randn(4, *spec.input.anchor.shape, generator=torch.Generator().manual_seed(1)).double()
         for raw in project(spec.input, spec.input.anchor + noise):
@@ -66,7 +66,7 @@ def test_replay_reads_a_directory_as_load_does(tmp_path):
     text_classifier(3).save_pretrained(tmp_path)
     model = zonogpt.load(tmp_path)
     ids, spec = [3, 5, 1, 12], zonogpt.embedding_ball(model, [3, 5, 1, 12, 0, 0], [1], 0.1)  # two are padding
-    output = HuggingFaceModel(model).on_embeddings(
+    output = original(model).on_embeddings(
         spec.input.ids[: spec.input.n_tokens], (1,), spec.input.anchor, torch.float64
     )
     torch.testing.assert_close(output.float(), zonogpt.logits(model, ids), rtol=1e-4, atol=1e-4)
@@ -112,17 +112,28 @@ def test_falsified_is_found_replayed_and_inside(norm):
         assert zonogpt.Result.from_json(result.to_json()).replayed == result.replayed
 
 
+class Stubborn(HuggingFaceModel):
+    """Answers as the model does to IMAGE, and with the same label, by 1, to everything else."""
+
+    def __init__(self, net, label):
+        super().__init__(net)
+        self.label = label
+
+    def on_image(self, image, dtype):
+        if torch.equal(image.to(IMAGE), IMAGE):
+            return super().on_image(image, dtype)
+        return torch.nn.functional.one_hot(torch.tensor(self.label), 3).double()
+
+
 def test_what_does_not_replay_is_unknown():
     """An original with other weights, or none at all: the input is real for the IR, and still it does not count."""
     model = zonogpt.load(image_model(1))
     spec = zonogpt.image_ball(model, IMAGE, 8.0, clip=(-9.0, 9.0))
     assert zonogpt.verify(model, spec, attack=True).status == "falsified"
-    stubborn = image_model(1)
-    with torch.no_grad():
-        stubborn.classifier.weight.zero_()
-        stubborn.classifier.bias.zero_()
-        stubborn.classifier.bias[spec.label] = 1.0
-    for source, said in ((stubborn, "Hugging Face's model has 1 in float32"), (None, "no original")):
+    for source, said in (
+        (Stubborn(image_model(1), spec.label), "Hugging Face's model has 1 in float32"),
+        (None, "no original"),
+    ):
         result = zonogpt.verify(dataclasses.replace(model, source=source), spec, attack=True, hint=False)
         assert result.status == "unknown"
         assert result.counterexample is None
@@ -149,7 +160,7 @@ def test_a_break_that_rounding_undoes_is_remembered(monkeypatch):
     model = zonogpt.load(image_model(1))
     spec = zonogpt.image_ball(model, IMAGE, 8.0, clip=(-9.0, 9.0))
     monkeypatch.setattr(module, "representable", lambda box, raw: box.anchor)
-    found = falsify(map_tensors(model, lambda t: t.double()), spec, HuggingFaceModel(model))
+    found = falsify(map_tensors(model, lambda t: t.double()), spec, original(model))
     assert found.counterexample is None
     assert found.lowest < 0
     let_method_e_claim_anything(monkeypatch, 2)
@@ -160,7 +171,7 @@ def test_near_ties_are_not_falsified_by_rounding():
     """Claims whose margin at the anchor is within 1e-9 of zero: falsified only where float32 and float64 agree."""
     model = zonogpt.load(image_model(1).double())
     spec = zonogpt.image_ball(model, IMAGE, 0.0)
-    judge = HuggingFaceModel(model)
+    judge = original(model)
     output = model.forward(spec.input.embed(spec.input.anchor))
     narrow = judge.on_image(spec.input.anchor, torch.float32)
     verdicts = []
@@ -184,7 +195,7 @@ def test_deadline_stops_the_search(norm):
     model = zonogpt.load(image_model(1).double())
     spec = zonogpt.image_ball(model, IMAGE, 0.1, norm=norm)
     clean = float(spec.claim.margins(model.forward(spec.input.embed(spec.input.anchor))).min())
-    judge = HuggingFaceModel(model)
+    judge = original(model)
     assert falsify(model, spec, judge, deadline=time.perf_counter() - 1.0).lowest == clean
     assert falsify(model, spec, judge, deadline=time.perf_counter() + 600.0).lowest < clean
     assert zonogpt.verify(model, spec, attack=True, timeout=1e-6).status == "timeout"

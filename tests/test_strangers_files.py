@@ -30,7 +30,7 @@ from zonogpt.datasets.pictures import read_image
 from zonogpt.datasets.texts import TextLines, encode
 from zonogpt.errors import ModelError, OptionError, SpecError
 from zonogpt.model.checkpoint import INDEX, WEIGHTS
-from zonogpt.model.replay import HuggingFaceModel
+from zonogpt.model.replay import original
 from zonogpt.rows.store import parse
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -85,7 +85,7 @@ def replayed(folder):
     """Through Hugging Face's own model, as a counterexample is."""
     model = zonogpt.load(folder)
     inputs = torch.zeros(1, model.width)
-    return HuggingFaceModel(model).on_embeddings(torch.tensor([1, 2]), (0,), inputs, torch.float32)
+    return original(model).on_embeddings(torch.tensor([1, 2]), (0,), inputs, torch.float32)
 
 
 def test_the_pickle_of_these_tests_runs_code(tmp_path):
@@ -98,10 +98,17 @@ def test_the_pickle_of_these_tests_runs_code(tmp_path):
 
 def test_pickled_weights_are_never_opened(folder, mark):
     truth = replayed(folder)
-    for name in ("pytorch_model.bin", "adapter_model.bin", "training_args.bin", "model.pt", ".metadata"):
+    for name in ("pytorch_model.bin", "training_args.bin", "model.pt", ".metadata"):
         (folder / name).write_bytes(pickle.dumps(Touch(mark)))
-    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "x"}')
     assert torch.equal(replayed(folder), truth)
+    for name, content in {
+        "adapter_model.bin": pickle.dumps(Touch(mark)),
+        "adapter_config.json": b'{"peft_type": "LORA", "base_model_name_or_path": "x"}',
+    }.items():
+        (folder / name).write_bytes(content)
+        with pytest.raises(ModelError, match=name):
+            zonogpt.load(folder)
+        (folder / name).unlink()
     (folder / WEIGHTS).unlink()
     with pytest.raises(ModelError, match="pickle"):
         zonogpt.load(folder)
@@ -127,20 +134,20 @@ def test_index_names_only_safetensors_of_its_folder(folder, mark, tmp_path, name
         zonogpt.load(folder)
 
 
-def test_what_config_says_besides_the_network_is_not_followed(folder, mark, python):
-    truth = replayed(folder)
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("auto_map", {"AutoConfig": "evil.Evil", "AutoModelForSequenceClassification": "evil.Evil"}),
+        ("transformers_weights", "weights.bin"),
+        ("attn_implementation", "stranger/kernels"),
+        ("per_layer_config", {"0": {"scale_attn_weights": False}}),
+    ],
+)
+def test_what_config_says_besides_the_network_is_not_followed(folder, mark, python, key, value):
     (folder / "evil.py").write_text(python)
-    (folder / "adapter_model.bin").write_bytes(pickle.dumps(Touch(mark)))
-    edit(
-        folder / "config.json",
-        auto_map={"AutoConfig": "evil.Evil", "AutoModelForSequenceClassification": "evil.Evil"},
-        transformers_weights="adapter_model.bin",
-        attn_implementation="stranger/kernels",
-        dtype="float16",
-    )
-    assert torch.equal(replayed(folder), truth)
-    edit(folder / "config.json", per_layer_config={"0": {"scale_attn_weights": False}})
-    with pytest.raises(ModelError, match="per_layer_config"):
+    (folder / "weights.bin").write_bytes(pickle.dumps(Touch(mark)))
+    edit(folder / "config.json", **{key: value})
+    with pytest.raises(ModelError, match=key):
         zonogpt.load(folder)
 
 
@@ -175,7 +182,7 @@ def test_image_model_without_a_token_table_allocates_none(tmp_path):
     del tensors["transformer.wte.weight"]
     save_file(tensors, tmp_path / WEIGHTS, metadata={"format": "pt"})
     edit(tmp_path / "config.json", vocab_size=max(t.numel() for t in tensors.values()))
-    replay = HuggingFaceModel(zonogpt.load(tmp_path))
+    replay = original(zonogpt.load(tmp_path))
     image = torch.rand(6, 4)
     assert torch.equal(replay.on_image(image, torch.float32), hf(image[None]).logits[0].double())
     assert replay._in(torch.float32).config.vocab_size == 1

@@ -14,7 +14,7 @@ import torch
 from zonogpt.errors import UnsoundError
 from zonogpt.memory import resident_bytes
 from zonogpt.model.ir import Model
-from zonogpt.model.replay import HuggingFaceModel
+from zonogpt.model.replay import HuggingFaceModel, original
 from zonogpt.options import check_limits, check_method, check_seed, resolve_device, resolve_dtype
 from zonogpt.radii.ladder import Ladder
 from zonogpt.radii.search import OnTrial, Outcome, SpecAt, largest_proved, smallest_broken
@@ -75,7 +75,7 @@ class Prober:
     """What both searches need, made once for many inputs of one model."""
 
     net: Model  # in float64, where the work is done
-    original: HuggingFaceModel
+    original: HuggingFaceModel | None
     seed: int
     timeout: float | None
     dtype: torch.dtype
@@ -93,7 +93,7 @@ class Prober:
         check_seed(seed)
         check_limits(timeout, budget_bytes)
         net = moved(model, resolve_device(device, model), torch.float64)
-        return Prober(net, HuggingFaceModel(model), seed, timeout, resolve_dtype(dtype), budget_bytes)
+        return Prober(net, original(model), seed, timeout, resolve_dtype(dtype), budget_bytes)
 
     def proved(self, method: str, ladder: Ladder, spec_at: SpecAt, on_trial: OnTrial) -> Outcome:
         def prove(spec: Spec, deadline: float) -> Result:

@@ -17,14 +17,15 @@ from zonogpt.errors import OptionError, PrecisionError, SpecError
 from zonogpt.memory import free_bytes, peak_bytes, reset_peak
 from zonogpt.methods import METHODS
 from zonogpt.methods.method import Bounds, Method, NonFiniteBlockError, NotEnoughMemoryError, OnBlock, Progress
+from zonogpt.model.agreement import require_close
 from zonogpt.model.ir import Model
-from zonogpt.model.replay import HuggingFaceModel
+from zonogpt.model.replay import HuggingFaceModel, original
 from zonogpt.options import check_limits, check_method, check_seed, resolve_device, resolve_dtype
 from zonogpt.result import Result, Status
-from zonogpt.search.falsify import Finding, falsify, replay
+from zonogpt.search.falsify import Finding, falsify, output_of, replay
 from zonogpt.spec.claims import Claim
 from zonogpt.spec.spec import Spec
-from zonogpt.tensors import moved
+from zonogpt.tensors import fingerprint, moved
 
 HALVINGS = 10  # of the radius, in search of one that holds
 NO_MEMORY = "memory: out of memory on the way; `inspect` predicts the need, a smaller budget lowers it"
@@ -155,7 +156,7 @@ def verify_many(
             exact=model.converted(model.device, torch.float64),
             rounded=model.converted(model.device, torch.float32),
             work=work,
-            original=HuggingFaceModel(model),
+            original=original(model),
             seed=seed if attack else None,
         )  # fmt: skip
         for batch in run.method.batches(run.work, specs, run_dtype, budget_bytes):
@@ -180,7 +181,7 @@ class _Run:
     exact: Model  # in float64, where the user keeps it
     rounded: Model  # in float32, to see what rounding does
     work: Model  # in float64, where the bounds are computed
-    original: HuggingFaceModel  # which judges counterexamples
+    original: HuggingFaceModel | None  # which judges counterexamples
     seed: int | None  # of the attack; None: none
 
     def batch(self, specs: Sequence[Spec], timeout: float | None) -> list[Result]:
@@ -189,6 +190,8 @@ class _Run:
         reset_peak(self.work.device)
         at_home = [moved(spec, self.exact.device, torch.float64) for spec in specs]
         outputs, rounded = self.unperturbed(at_home)
+        for spec, output in zip(at_home, outputs, strict=True):
+            self.require_agreement(spec, output)
         findings = [self.find(spec, output, deadline) for spec, output in zip(at_home, outputs, strict=True)]
         todo = [i for i in range(len(specs)) if findings[i].counterexample is None]
         outcomes = dict(zip(todo, self.bounds([specs[i] for i in todo], deadline), strict=True)) if todo else {}
@@ -226,6 +229,15 @@ class _Run:
             x = torch.stack([tokens[i] for i in at])
             outputs[0, at], outputs[1, at] = self.exact.forward(x), self.rounded.forward(x.float()).double()
         return outputs[0], outputs[1]
+
+    def require_agreement(self, spec: Spec, output: Tensor) -> None:
+        """ModelError unless Hugging Face's own model has this output at the unperturbed input, up to rounding."""
+        if self.original is None:
+            return
+        x = spec.input.embed(spec.input.anchor)
+        if self.original.first_time(fingerprint((x, output))):
+            theirs = output_of(self.original, spec.input, spec.input.anchor, torch.float64)
+            require_close(self.exact, x, output, theirs, "the unperturbed input")
 
     def find(self, spec: Spec, output: Tensor, deadline: float) -> Finding:
         """The unperturbed input, whose output is given, if it breaks the claim; with an attack, whatever that finds."""

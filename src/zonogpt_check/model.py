@@ -18,15 +18,47 @@ from zonogpt_check.certificate import BROKEN, Arrays
 from zonogpt_check.sets import UnreadableError, demand
 
 IMAGES, TEXTS, NEXT = "GPT2ForImageClassification", "GPT2ForSequenceClassification", "GPT2LMHeadModel"
-ONLY = {  # what the proof is about: any other value would be another network
+ONLY: dict[str, tuple[Any, ...]] = {  # what the proof is about: any other value would be another network
     "model_type": ("gpt2",),
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
     "reorder_and_upcast_attn": (False,),
     "add_cross_attention": (False,),
+    "cross_attention_hidden_size": (None,),
+    "is_causal": (True,),
+    "is_decoder": (False, True),
+    "is_encoder_decoder": (False,),
+    "tie_encoder_decoder": (False,),
+    "tie_word_embeddings": (True, False),
+    "pruned_heads": ({}, None),
+    "chunk_size_feed_forward": (0,),
+    "use_bfloat16": (False,),
+    "torchscript": (False,),
     "quantization_config": (None,),
+    "per_layer_config": (None, {}),
+    "transformers_weights": (None,),
+    "auto_map": (None,),
+    "attn_implementation": (None, "eager", "sdpa"),
+    "_attn_implementation": (None, "eager", "sdpa"),
+    "dtype": (None, "float16", "bfloat16", "float32", "float64"),
+    "torch_dtype": (None, "float16", "bfloat16", "float32", "float64"),
+    "problem_type": (None, "single_label_classification", "multi_label_classification", "regression"),
 }
+READ = """architectures n_embd n_head n_layer n_inner layer_norm_epsilon pad_token_id image_size patch_size hidden_size
+    num_attention_heads num_hidden_layers max_position_embeddings n_positions vocab_size num_labels id2label"""
+# Dropout, initial weights, other heads, how outputs are packed, how text is generated, where the model came from.
+IRRELEVANT = """label2id n_ctx resid_pdrop embd_pdrop attn_pdrop initializer_range summary_type summary_use_proj
+    summary_activation summary_first_dropout summary_proj_to_labels use_cache return_dict output_hidden_states
+    output_attentions output_past tie_last_hidden_states gradient_checkpointing tf_legacy_loss finetuning_task
+    task_specific_params tokenizer_class prefix transformers_version _name_or_path name_or_path _commit_hash
+    _attn_implementation_autoset _num_labels predict_special_tokens bos_token_id eos_token_id sep_token_id
+    decoder_start_token_id max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty
+    temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
+    encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores return_dict_in_generate
+    forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens
+    begin_suppress_tokens"""
+KNOWN = {*ONLY, *READ.split(), *IRRELEVANT.split()}
 ALIASES = {"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
 UNUSED = re.compile(r"h\.\d+\.attn\.(masked_)?bias")  # causal masks that old checkpoints store
 
@@ -82,19 +114,26 @@ def read_model(folder: Path) -> Model:
 
 def _read(folder: Path, config: Any) -> Model:
     architecture, d, heads = config["architectures"][0], int(config["n_embd"]), int(config["n_head"])
-    tau, f = float(config.get("layer_norm_epsilon", 1e-5)), int(config.get("n_inner") or 4 * config["n_embd"])
-    for name, values in ONLY.items():
-        value = config.get(name, values[0])
-        demand(value in values, f"config.{name} = {value!r} is another network", UnreadableError)
+    tau, inner = float(config.get("layer_norm_epsilon", 1e-5)), config.get("n_inner")
+    f = 4 * d if inner is None else int(inner)
+    for name, value in config.items():
+        allowed = name in KNOWN and (name not in ONLY or any(_same(value, one) for one in ONLY[name]))
+        demand(allowed, f"config.{name} = {value!r} is another network, or unknown", UnreadableError)
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    adapters = sorted(file.name for file in folder.glob("adapter_*"))
+    demand(not adapters, f"{folder} holds an adapter, {adapters}: it is another network", UnreadableError)
     for alias, name in ALIASES.items():  # of two that contradict each other, transformers believes the alias
         demand(config.get(alias, config[name]) == config[name], f"config.{alias} is not config.{name}", UnreadableError)
-    known = architecture in (IMAGES, TEXTS, NEXT) and d % heads == 0 and tau > 0
+    sizes = [config["n_embd"], config["n_head"], config["n_layer"], f]
+    known = architecture in (IMAGES, TEXTS, NEXT) and all(type(n) is int and n > 0 for n in sizes)
+    known = known and d % heads == 0 and tau > 0
     demand(known, f"{architecture} of width {d} in {heads} heads, epsilon {tau}", UnreadableError)
     tensors = Arrays(_weight_files(folder), UnreadableError, "transformer.")
 
     def get(name: str, *shape: int | None) -> Array:
         array = tensors.get(name, "F16 BF16 F32 F64", *shape)
         demand(bool(np.isfinite(array).all()), f"{name} is not made of finite floats", UnreadableError)
+        demand(_fits(array, dtype), f"{name} would be rounded to config.dtype = {dtype} when loaded", UnreadableError)
         return np.asarray(array, dtype=np.float64)
 
     def norm(at: str) -> NormWeights:
@@ -121,9 +160,41 @@ def _read(folder: Path, config: Any) -> Model:
         name = "score.weight" if architecture == TEXTS else "lm_head.weight"
         tied = architecture == NEXT and name not in tensors.where and config.get("tie_word_embeddings", True)
         head = embedding[0].T if tied else get(name, None, d).T
+        if architecture == NEXT and config.get("tie_word_embeddings", True):
+            same = np.array_equal(head.T, embedding[0])
+            demand(same, "lm_head.weight is not the token table that it is tied to", UnreadableError)
+    _check_labels(config, architecture, head.shape[1])
     tensors.unread = {name for name in tensors.unread if not UNUSED.fullmatch(name)}
     tensors.finish()
     return Model(architecture, heads, config.get("pad_token_id"), image, embedding, blocks, last, head, bias)
+
+
+def _same(value: object, one: object) -> bool:
+    return type(value) is type(one) and value == one
+
+
+def _fits(array: Array, dtype: str | None) -> bool:
+    """Whether transformers, which holds weights in config.dtype, leaves these as they are."""
+    with np.errstate(over="ignore"):
+        if dtype == "float16":
+            return np.array_equal(array.astype(np.float16), array)
+        narrow = array.astype(np.float32)
+    if dtype == "bfloat16":
+        return np.array_equal(narrow, array) and not (narrow.view(np.uint32) & 0xFFFF).any()
+    return dtype != "float32" or np.array_equal(narrow, array)
+
+
+def _check_labels(config: Any, architecture: str, outputs: int) -> None:
+    """The config has as many outputs as the head."""
+    counts = {
+        "num_labels": config.get("num_labels"),
+        "id2label": len(config["id2label"]) if config.get("id2label") else None,
+    }
+    if architecture == NEXT:
+        counts = {"vocab_size": config.get("vocab_size")}
+    for name, count in counts.items():
+        fits = count is None or _same(count, outputs)
+        demand(fits, f"config.{name} says {count!r}, the head has {outputs} outputs", UnreadableError)
 
 
 def _weight_files(folder: Path) -> list[Path]:

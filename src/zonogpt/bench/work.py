@@ -17,7 +17,7 @@ from zonogpt.bench.training.record import weights_hash
 from zonogpt.errors import ModelError
 from zonogpt.model.hf import load
 from zonogpt.model.ir import Model
-from zonogpt.model.replay import HuggingFaceModel
+from zonogpt.model.replay import original
 from zonogpt.result import Ledger, Result
 from zonogpt.rows.record import digest
 from zonogpt.search.falsify import Finding, falsify
@@ -133,7 +133,7 @@ class Search:
 
     def __init__(self, net: Model) -> None:
         self.exact = moved(net, net.device, torch.float64)
-        self.judge = HuggingFaceModel(net)
+        self.judge = original(net)
 
     def __call__(self, spec: Spec) -> Finding:
         with torch.enable_grad():  # which verify_many has switched off around its callbacks

@@ -42,6 +42,16 @@ def find(source: str | Path) -> Path:
         ) from error
 
 
+def refuse_adapters(folder: Path) -> None:
+    """transformers would load an adapter that lies beside the weights, and verify would not see it."""
+    found = sorted(file.name for file in folder.glob("adapter_*"))
+    if found:
+        raise ModelError(
+            f"{folder} holds {found[0]}: transformers loads that adapter on top of the weights, so it is another"
+            " network. Merge it first, in peft: model = model.merge_and_unload(); model.save_pretrained(...)"
+        )
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     try:

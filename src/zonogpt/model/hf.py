@@ -12,7 +12,8 @@ from torch import Tensor
 
 from zonogpt.errors import ModelError
 from zonogpt.model import checkpoint
-from zonogpt.model.config import gpt2_config
+from zonogpt.model.agreement import require_agreement
+from zonogpt.model.config import check_config, gpt2_config
 from zonogpt.model.ir import (
     AttentionBlock,
     Head,
@@ -23,21 +24,14 @@ from zonogpt.model.ir import (
     TokenEmbedding,
 )
 from zonogpt.model.layout import image_layout
-from zonogpt.tensors import moved
+from zonogpt.model.replay import HuggingFaceModel, from_folder
+from zonogpt.model.structure import require_plain
+from zonogpt.tensors import fingerprint, moved
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 ARCHITECTURES = ("GPT2ForSequenceClassification", "GPT2LMHeadModel", "GPT2ForImageClassification")
-
-# config name -> the values the IR can express
-EXPRESSIBLE: dict[str, tuple[Any, ...]] = {
-    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
-    "scale_attn_weights": (True,),
-    "scale_attn_by_inverse_layer_idx": (False,),
-    "reorder_and_upcast_attn": (False,),
-    "add_cross_attention": (False,),
-}
 
 # Causal masks that old checkpoints store among the weights; the IR has its own.
 STORED_MASKS = re.compile(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")
@@ -46,12 +40,14 @@ STORED_MASKS = re.compile(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")
 def load(source: str | Path | PreTrainedModel) -> Model:
     """The IR of a GPT-2 model: a directory written by save_pretrained, a hub name, or a transformers model object.
 
-    Half-precision weights are widened to float32, which is exact. Raises ModelError for anything that cannot be
-    read or expressed.
+    The network is the one that transformers runs, in evaluation: weights in the type that config.json names, and
+    nothing in an object but what its config describes. Both are compared on a few inputs. Half-precision weights are
+    then widened to float32, which is exact. Raises ModelError for anything that cannot be read or expressed.
     """
     if not isinstance(source, str | Path):
         return _load_object(source)
     folder = checkpoint.find(source)
+    checkpoint.refuse_adapters(folder)
     raw = checkpoint.read_config(folder)
     if raw.get("model_type", "gpt2") != "gpt2":
         raise ModelError(f"{source} is a {raw['model_type']!r} model; zonogpt verifies 'gpt2'")
@@ -60,9 +56,15 @@ def load(source: str | Path | PreTrainedModel) -> Model:
             check_architecture(architecture)
         case other:
             raise ModelError(f"config.json names no architecture (architectures = {other!r})")
+    check_config(raw)
     tensors = checkpoint.read_tensors(folder, architecture)
-    model = build(architecture, gpt2_config(raw, tensors), tensors, name=str(source))
-    return replace(model, source=folder)
+    config = gpt2_config(raw, tensors)
+    if architecture == "GPT2ForImageClassification" and not any(name.endswith("wte.weight") for name in tensors):
+        config.vocab_size = 1  # images use no such table, and a checkpoint may leave it out
+    model = build(architecture, config, held(tensors, config), name=str(source))
+    net = from_folder(folder, architecture, config)
+    _require_same_weights(model, build(architecture, config, _tensors(net), name=model.name), folder)
+    return _judged(model, net)
 
 
 def _load_object(source: PreTrainedModel) -> Model:
@@ -70,33 +72,56 @@ def _load_object(source: PreTrainedModel) -> Model:
 
     if not isinstance(source, PreTrainedModel):
         raise ModelError(f"load takes a directory, a hub name or a transformers model, not {type(source).__name__}")
-    tensors = {name: tensor.detach().clone() for name, tensor in source.state_dict().items()}
-    model = build(type(source).__name__, source.config, tensors, name=type(source).__name__)
-    return replace(model, source=source)
+    check_architecture(type(source).__name__)
+    check_config(_plain_config(source.config))
+    require_plain(source)
+    return _judged(build(type(source).__name__, source.config, _tensors(source), name=type(source).__name__), source)
+
+
+def _judged(model: Model, net: PreTrainedModel) -> Model:
+    """The model with its judge, who has been asked."""
+    require_plain(net)
+    judge = HuggingFaceModel(net)
+    with torch.no_grad():
+        require_agreement(moved(model, model.device, torch.float64), judge)
+    return replace(model, source=judge)
+
+
+def _tensors(net: PreTrainedModel) -> dict[str, Tensor]:
+    """Every weight by all its names, as it is; never through state_dict, which hooks may change."""
+    named = [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]
+    return {name: tensor.detach().clone() for name, tensor in named}
+
+
+def _plain_config(config: PretrainedConfig) -> dict[str, Any]:
+    """The config as config.json would have it."""
+    plain = config.to_dict() | {"_attn_implementation": config._attn_implementation}
+    for name in ("dtype", "torch_dtype"):
+        if isinstance(plain.get(name), torch.dtype):
+            plain[name] = str(plain[name]).removeprefix("torch.")
+    return plain
+
+
+def held(tensors: dict[str, Tensor], config: PretrainedConfig) -> dict[str, Tensor]:
+    """The weights as transformers holds them: rounded to the type that config.json names, if it names one."""
+    dtype = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
+    if dtype is None:
+        return tensors
+    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+
+
+def _require_same_weights(ours: Model, theirs: Model, folder: Path) -> None:
+    if fingerprint(ours) != fingerprint(theirs):
+        raise ModelError(
+            f"transformers loads other weights from {folder} than its safetensors hold (an output layer tied to the"
+            " token embeddings, or types that config.json does not name). Load it in transformers, save it again with"
+            " save_pretrained, and use that"
+        )
 
 
 def check_architecture(name: str) -> None:
     if name not in ARCHITECTURES:
         raise ModelError(f"architecture {name} is not supported; zonogpt reads {', '.join(ARCHITECTURES)}")
-
-
-def check_config(config: Any) -> None:
-    for name, allowed in EXPRESSIBLE.items():
-        value = getattr(config, name, allowed[0])
-        if value not in allowed:
-            raise ModelError(
-                f"config.{name} = {value!r} cannot be expressed; supported: {', '.join(map(repr, allowed))}"
-            )
-    if getattr(config, "quantization_config", None) is not None:
-        raise ModelError("config.quantization_config is set: quantised weights cannot be expressed; load the full ones")
-    sizes = (config.n_embd, config.n_head, config.n_layer, config.n_positions)
-    if not all(isinstance(size, int) and size >= 1 for size in sizes) or config.n_embd % config.n_head:
-        raise ModelError(
-            f"n_embd = {config.n_embd} in n_head = {config.n_head} heads over n_layer = {config.n_layer} blocks"
-            " is not a transformer: heads must divide the width, and all must be at least 1"
-        )
-    if not isinstance(config.layer_norm_epsilon, int | float) or not config.layer_norm_epsilon > 0:
-        raise ModelError(f"layer_norm_epsilon = {config.layer_norm_epsilon} must be positive")
 
 
 class Weights:
@@ -138,7 +163,6 @@ class Weights:
 def build(architecture: str, config: Any, tensors: dict[str, Tensor], name: str) -> Model:
     """The IR from a config and its weights."""
     check_architecture(architecture)
-    check_config(config)
     weights, d = Weights(tensors), config.n_embd
     embedding: ImageEmbedding | TokenEmbedding
     if architecture == "GPT2ForImageClassification":

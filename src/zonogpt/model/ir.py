@@ -157,9 +157,7 @@ class Model:
     architecture: str  # Hugging Face's class name
     name: str  # where it came from, for people
     pad_token_id: int | None = None  # sequence classifiers read the last token that is not padding
-    source: object = field(
-        default=None, repr=False
-    )  # where Hugging Face's own model is: a directory or the object; None if made by hand
+    source: object = field(default=None, repr=False)  # Hugging Face's own model (model/replay.py); None if made by hand
 
     @property
     def width(self) -> int:

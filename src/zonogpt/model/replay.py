@@ -1,4 +1,4 @@
-"""Inputs through the Hugging Face model itself: the judge of counterexamples, which shares no code with the IR."""
+"""Inputs through the Hugging Face model itself: the judge of the IR and of counterexamples, which shares no code."""
 
 from __future__ import annotations
 
@@ -9,30 +9,40 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from zonogpt.model import checkpoint
-from zonogpt.model.config import gpt2_config
-from zonogpt.model.ir import Model
+from zonogpt.errors import ModelError
 from zonogpt.model.quiet import quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from zonogpt.model.ir import Model
+
 
 class HuggingFaceModel:
-    """The model that `load` read, as transformers runs it, on the CPU. Built when it is first asked for."""
+    """A copy of the model that `load` was given, as transformers runs it in evaluation, on the CPU.
 
-    def __init__(self, model: Model) -> None:
-        self.architecture, self.source = model.architecture, model.source
-        self._built: dict[torch.dtype, Any] = {}
+    It is made in float64 at once: what happens to the user's object afterwards does not matter.
+    """
 
-    @property
-    def available(self) -> bool:
-        """A model that was put together by hand has none."""
-        return self.source is not None
+    def __init__(self, net: PreTrainedModel) -> None:
+        self._built: dict[torch.dtype, Any] = {torch.float64: copy.deepcopy(net).to("cpu", torch.float64).eval()}
+        self._seen: set[str] = set()
+
+    def first_time(self, key: str) -> bool:
+        """Whether this comparison is new; radii and rivals share their unperturbed input."""
+        new = key not in self._seen
+        self._seen.add(key)
+        return new
 
     def on_image(self, image: Tensor, dtype: torch.dtype) -> Tensor:  # (height, width) -> (outputs,)
         with torch.no_grad():
-            return self._in(dtype)(image[None].to("cpu", dtype)).logits[0].double()
+            return self._in(dtype)(image[None].to("cpu", dtype), return_dict=True).logits[0].double()
+
+    def on_ids(self, ids: Tensor, dtype: torch.dtype) -> Tensor:  # (S,) -> (outputs,)
+        """The outputs that the model is read for: of the last token that is no padding, or the next token."""
+        with torch.no_grad(), quiet_transformers():
+            logits = self._in(dtype)(input_ids=ids[None].cpu(), use_cache=False, return_dict=True).logits[0]
+        return (logits[-1] if logits.dim() == 2 else logits).double()
 
     def on_embeddings(self, ids: Tensor, positions: tuple[int, ...], raw: Tensor, dtype: torch.dtype) -> Tensor:
         """The outputs with these token embeddings (positions, d) in place of those of the ids; position embeddings are
@@ -41,28 +51,41 @@ class HuggingFaceModel:
         with torch.no_grad(), quiet_transformers():  # it would warn that it cannot see padding, of which there is none
             tokens = net.transformer.wte(ids.cpu())
             tokens[list(positions)] = raw.to("cpu", dtype)
-            logits = net(inputs_embeds=tokens[None], use_cache=False).logits[0]
+            logits = net(inputs_embeds=tokens[None], use_cache=False, return_dict=True).logits[0]
         return (logits[-1] if logits.dim() == 2 else logits).double()
 
     def _in(self, dtype: torch.dtype) -> PreTrainedModel:
         if dtype not in self._built:
-            self._built[dtype] = self._build(dtype).to("cpu", dtype).eval()
+            self._built[dtype] = copy.deepcopy(self._built[torch.float64]).to(dtype)
         return self._built[dtype]
 
-    def _build(self, dtype: torch.dtype) -> PreTrainedModel:
-        import transformers  # slow to import, and most runs never need it
 
-        from zonogpt.model.vision import GPT2ForImageClassification
+def original(model: Model) -> HuggingFaceModel | None:
+    """The Hugging Face model that this IR was read from; None for a model that was put together by hand."""
+    assert model.source is None or isinstance(model.source, HuggingFaceModel)
+    return model.source
 
-        if isinstance(self.source, transformers.PreTrainedModel):
-            return copy.deepcopy(self.source)
-        ours = self.architecture == "GPT2ForImageClassification"
-        kind: Any = GPT2ForImageClassification if ours else getattr(transformers, self.architecture)
-        assert isinstance(self.source, Path)
-        # Never the folder itself: transformers looks for more in there than the safetensors that were verified.
-        tensors = checkpoint.read_tensors(self.source, self.architecture)
-        config = gpt2_config(checkpoint.read_config(self.source), tensors)
-        if ours and not any(name.endswith("wte.weight") for name in tensors):
-            config.vocab_size = 1  # images use no such table, and a checkpoint may leave it out
+
+def from_folder(folder: Path, architecture: str, config: Any) -> PreTrainedModel:
+    """What transformers itself loads from a folder whose config.json and weights were checked: local safetensors only.
+
+    Weights are held in the type that config.json names (transformers' "auto").
+    """
+    import transformers  # slow to import
+
+    from zonogpt.model.vision import GPT2ForImageClassification
+
+    ours = architecture == "GPT2ForImageClassification"
+    kind: Any = GPT2ForImageClassification if ours else getattr(transformers, architecture)
+    try:
         with quiet_transformers():
-            return kind.from_pretrained(None, config=config, state_dict=tensors, torch_dtype=dtype)
+            net, info = kind.from_pretrained(
+                folder, config=config, torch_dtype="auto", local_files_only=True, use_safetensors=True,
+                output_loading_info=True,
+            )  # fmt: skip
+    except Exception as error:  # files that pass our reading and not transformers': its complaints are its own
+        raise ModelError(f"transformers cannot load {folder}: {' '.join(str(error).split())[:300]}") from error
+    missing = [name for name in info["missing_keys"] if not (ours and name == "transformer.wte.weight")]
+    if missing or info["mismatched_keys"]:
+        raise ModelError(f"transformers finds no {sorted(map(str, missing or info['mismatched_keys']))[0]} in {folder}")
+    return net

@@ -35,7 +35,7 @@ class Finding:
 def falsify(
     model: Model,
     spec: Spec,
-    judge: HuggingFaceModel,
+    judge: HuggingFaceModel | None,
     restarts: int = RESTARTS,
     steps: int = STEPS,
     seed: int = 0,
@@ -50,18 +50,18 @@ def falsify(
     return replace(finding, lowest=min(finding.lowest, found.lowest))
 
 
-def replay(model: Model, spec: Spec, judge: HuggingFaceModel, raw: Tensor) -> Finding:
+def replay(model: Model, spec: Spec, judge: HuggingFaceModel | None, raw: Tensor) -> Finding:
     """Whether this input of the set breaks the claim in the IR and, twice, in the model it was made from."""
     raw = representable(spec.input, raw.to(spec.input.anchor))
     with torch.no_grad():
         ours = float(spec.claim.margins(model.forward(spec.input.embed(raw))).min())
     if not ours <= 0:
         return Finding(None, ours, f"an input was found whose margin is {ours:.3g} once it is rounded to float32")
-    if not judge.available:
+    if judge is None:
         return Finding(
             None, ours, f"an input with margin {ours:.3g} was found, but there is no original to replay it in"
         )
-    output = {dtype: _output(judge, spec.input, raw, dtype) for dtype in (torch.float32, torch.float64)}
+    output = {dtype: output_of(judge, spec.input, raw, dtype) for dtype in (torch.float32, torch.float64)}
     margin = {dtype: float(spec.claim.margins(y.to(spec.input.anchor.device)).min()) for dtype, y in output.items()}
     if not all(value <= 0 for value in margin.values()):  # NaN is no counterexample
         seen = f"{margin[torch.float32]:.3g} in float32 and {margin[torch.float64]:.3g} in float64"
@@ -83,7 +83,8 @@ def representable(box: InputBox, raw: Tensor) -> Tensor:
     return torch.where(between, near, raw)
 
 
-def _output(judge: HuggingFaceModel, box: PixelBox | EmbeddingBox, raw: Tensor, dtype: torch.dtype) -> Tensor:
+def output_of(judge: HuggingFaceModel, box: PixelBox | EmbeddingBox, raw: Tensor, dtype: torch.dtype) -> Tensor:
+    """What Hugging Face's model answers to a raw input of the set."""
     if isinstance(box, PixelBox):
         return judge.on_image(raw, dtype)
     return judge.on_embeddings(box.ids[: box.n_tokens], box.positions, raw, dtype)

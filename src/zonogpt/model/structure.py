@@ -1,0 +1,184 @@
+"""Whether a transformers object is the network that its config describes, and nothing else.
+
+A hook, a forward of one's own, another activation, a changed epsilon, an adapter inside: any of these makes another
+network of the same config and weights. So the object is compared, module by module and attribute by attribute, with
+one that transformers has just built from the same config (on the meta device, without weights). Whatever differs is
+refused with its place; what may differ is named below.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from zonogpt.errors import ModelError
+from zonogpt.model.quiet import quiet_transformers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MODULES = {
+    "transformers.models.gpt2.modeling_gpt2": {
+        "GPT2ForSequenceClassification", "GPT2LMHeadModel", "GPT2Model", "GPT2Block", "GPT2Attention", "GPT2MLP",
+    },
+    "transformers.pytorch_utils": {"Conv1D"},
+    "transformers.activations": {"NewGELUActivation", "PytorchGELUTanh", "GELUTanh"},
+    "torch.nn.modules.linear": {"Linear"},
+    "torch.nn.modules.normalization": {"LayerNorm"},
+    "torch.nn.modules.sparse": {"Embedding"},
+    "torch.nn.modules.dropout": {"Dropout"},
+    "torch.nn.modules.container": {"ModuleList"},
+    "zonogpt.model.vision": {"GPT2ForImageClassification"},
+}  # fmt: skip
+
+# Attributes that loading, training and generating leave behind. None of them reaches the outputs in evaluation.
+MAY_DIFFER = {"training", "name_or_path", "generation_config", "gradient_checkpointing", "loss_type", "config"}
+MAY_BE_ADDED: dict[str, tuple[Any, ...]] = {
+    "_is_hf_initialized": (True, False),
+    "_use_kernels": (False,),
+    "_weight_conversions": ([], None),
+    "warnings_issued": ({},),
+    "gradient_checkpointing": (True, False),
+}
+HELD = {"_parameters", "_buffers", "_modules"}
+
+
+def require_plain(net: PreTrainedModel) -> None:
+    """ModelError where the object is not what transformers builds from its config. The object is only read."""
+    _check_globals()
+    _check_config_object(net)
+    for name, module in net.named_modules():
+        _check_class(name, type(module))
+    _check_attention(net.config)
+    for name, tensor in [*net.named_parameters(), *net.named_buffers()]:
+        if type(tensor.detach()) is not torch.Tensor or tensor.is_meta or tensor.layout != torch.strided:
+            kind = "on the meta device" if tensor.is_meta else f"a {type(tensor.detach()).__name__}"
+            raise ModelError(f"weight {name} is {kind}; load the model with plain weights in memory")
+    reference = _fresh(net)
+    theirs, ours = dict(net.named_modules()), dict(reference.named_modules())
+    for name in [*theirs, *ours]:
+        if name not in theirs or name not in ours:
+            where = "has a module" if name in theirs else "lacks the module"
+            raise ModelError(f"the object {where} {name}, unlike the model that transformers builds from its config")
+        for difference in _differences(theirs[name], ours[name], net):
+            raise ModelError(f"{_at(name, theirs[name])}: {difference}. A proof would be about another network")
+
+
+def _fresh(net: PreTrainedModel) -> PreTrainedModel:
+    try:
+        with torch.device("meta"), quiet_transformers():
+            return type(net)(copy.deepcopy(net.config))
+    except Exception as error:  # whatever transformers or torch say about an odd config
+        raise ModelError(f"transformers builds no model from this config: {' '.join(str(error).split())}") from error
+
+
+def _differences(theirs: nn.Module, ours: nn.Module, net: PreTrainedModel) -> Iterator[str]:
+    """What sets two modules apart, but for their weights."""
+    if type(theirs) is not type(ours):
+        yield f"it is a {type(theirs).__name__} where the config asks for {type(ours).__name__}"
+        return
+    given, built = vars(theirs), vars(ours)
+    for name in built.keys() - given.keys():
+        yield f"the attribute {name} is missing"
+    for name, value in given.items():
+        if name in HELD:
+            if given[name].keys() != built.get(name, {}).keys():
+                names = sorted(map(str, given[name].keys() ^ built.get(name, {}).keys()))
+                yield f"{name.strip('_')} {', '.join(names)} are not those that the config asks for"
+            for key, tensor in value.items():
+                if (tensor is None) != (built[name][key] is None):
+                    yield f"{name.strip('_')} {key} is missing or too many"
+        elif name.endswith("_hooks") and value:
+            yield f"it has {name.strip('_').replace('_', ' ')}; remove them first"
+        elif name == "config" and name in built:
+            if value is not net.config and not _same_config(value, net.config):
+                yield "its config is not the model's config"
+        elif name not in built:
+            allowed = MAY_BE_ADDED.get(name, ())
+            if not any(_same(value, known) for known in allowed):
+                yield f"the attribute {name} was added to it"
+        elif name not in MAY_DIFFER and not _same(value, built[name]):
+            yield f"{name} = {value!r} where the config gives {built[name]!r}"
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, functools.partial) and isinstance(other, functools.partial):
+        return (one.func, one.args, one.keywords) == (other.func, other.args, other.keywords)
+    return type(one) is type(other) and bool(one == other)
+
+
+def _same_config(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and vars(one) == vars(other)
+
+
+def _check_config_object(net: PreTrainedModel) -> None:
+    """Nothing in the config object that its dictionary, which was checked, does not show."""
+    from transformers import GPT2Config
+
+    if type(net.config) is not GPT2Config:
+        raise ModelError(f"the object's config is a {type(net.config).__name__}, not a GPT2Config")
+    odd = [name for name, value in vars(net.config).items() if callable(value) and not isinstance(value, type)]
+    if odd:
+        raise ModelError(f"the config has the function {odd[0]} of its own")
+
+
+def _check_class(name: str, kind: type[nn.Module]) -> None:
+    if (
+        kind.__name__ not in MODULES.get(kind.__module__, ())
+        or getattr(sys.modules.get(kind.__module__), kind.__name__, None) is not kind
+    ):
+        where = f"module {name}" if name else "the model"
+        raise ModelError(f"{where} is a {kind.__module__}.{kind.__name__}, which zonogpt does not know")
+    for method in ("forward", "__call__"):
+        function = getattr(kind, method)
+        if not all(_of_library(part) for part in (function, inspect.unwrap(function))):
+            raise ModelError(f"{kind.__name__}.{method} has been replaced: it is not the library's own")
+
+
+def _check_attention(config: Any) -> None:
+    """The attention that is registered under the config's name is transformers' own."""
+    from transformers import modeling_utils
+    from transformers.models.gpt2 import modeling_gpt2
+
+    chosen = config._attn_implementation
+    if chosen not in ("eager", "sdpa"):
+        raise ModelError(f"attention {chosen!r} is not known; load the model with attn_implementation='sdpa'")
+    tables: list[Any] = [modeling_utils.ALL_ATTENTION_FUNCTIONS]
+    masks = sys.modules.get("transformers.masking_utils")
+    if masks is not None and hasattr(masks, "ALL_MASK_ATTENTION_FUNCTIONS"):
+        tables.append(masks.ALL_MASK_ATTENTION_FUNCTIONS)
+    functions = [modeling_gpt2.eager_attention_forward, *(table[chosen] for table in tables if chosen in table)]
+    if not all(_of_library(function) for function in functions):
+        raise ModelError(f"the attention registered as {chosen!r} is not transformers' own")
+
+
+def _of_library(function: Any) -> bool:
+    """Whether a function's code lies in a file of torch, transformers or our own image classifier."""
+    import transformers
+
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return False
+    file = Path(code.co_filename)
+    libraries = [Path(str(library.__file__)).parent for library in (torch, transformers)]
+    return any(file.is_relative_to(library) for library in libraries) or file == Path(__file__).parent / "vision.py"
+
+
+def _check_globals() -> None:
+    for name in ("_global_forward_hooks", "_global_forward_pre_hooks"):
+        if getattr(nn.modules.module, name):
+            raise ModelError(
+                f"torch has hooks for all modules ({name.strip('_').replace('_', ' ')}): remove them first"
+            )
+
+
+def _at(name: str, module: nn.Module) -> str:
+    return f"{name} ({type(module).__name__})" if name else type(module).__name__
