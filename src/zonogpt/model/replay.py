@@ -26,13 +26,7 @@ class HuggingFaceModel:
 
     def __init__(self, net: PreTrainedModel) -> None:
         self._built: dict[torch.dtype, Any] = {torch.float64: copy.deepcopy(net).to("cpu", torch.float64).eval()}
-        self._seen: set[str] = set()
-
-    def first_time(self, key: str) -> bool:
-        """Whether this comparison is new; radii and rivals share their unperturbed input."""
-        new = key not in self._seen
-        self._seen.add(key)
-        return new
+        self.agreed: set[str] = set()  # comparisons with the IR that came out equal: radii share their centre
 
     def on_image(self, image: Tensor, dtype: torch.dtype) -> Tensor:  # (height, width) -> (outputs,)
         with torch.no_grad():
