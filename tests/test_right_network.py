@@ -243,7 +243,10 @@ def test_configs_of_the_oldest_and_newest_transformers_load(folder):
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"])
 def test_adapters_are_refused(folder, name):
+    model, certificate = zonogpt.load(folder), folder.parent / "certificate"
+    zonogpt.write_certificate(model, zonogpt.embedding_ball(model, IDS, [1], 1e-6), certificate)
     (folder / name).write_text("{}")
+    assert check(certificate, folder).returncode == 2
     with pytest.raises(ModelError, match="Merge it first"):
         zonogpt.load(folder)
     (folder / "config.json").unlink()
