@@ -25,7 +25,8 @@ def row(**changes) -> Row:
         radius=1e-5, method="E", status="verified", margin=1.0, seconds=2.0, accuracy=0.98, model_hash=WEIGHTS,
         input_hash=input_hash(IMAGE), device="cpu", commit="c0ffee", relative_radius=1e-4, training="cross-entropy",
         input="inputs/mnist-1.png", positions=None, dtype="float64", peak_bytes=1, attack_margin=None,
-        reason="every margin is certified positive", ledger=None, finished="2026-01-02T03:04:05.000+00:00",
+        reason="every margin is certified positive", ledger=None, guarantee="bounded", arithmetic="real",
+        finished="2026-01-02T03:04:05.000+00:00",
     )  # fmt: skip
     fields |= changes
     name = "/".join(str(fields[part]) for part in ("task", "size", "blocks", "method", "instance", "radius"))

@@ -468,7 +468,7 @@ def test_softmax_cover_has_a_direction_for_the_common_part():
         scores=0 * step.softmax.scores,
         common=step.softmax.common + 0.1,
     )
-    gram = softmax_cover(common, pt.P, pt.values())
+    gram = softmax_cover(common, pt.log_P, pt.values())
     direction = (common.common[..., None, :] @ pt.values()).squeeze(-2)
     size = direction.square().sum(-1)
     torch.testing.assert_close(support(gram, direction[..., None, :]).squeeze(-1), size, rtol=1e-3, atol=1e-9)
@@ -511,7 +511,7 @@ def test_every_part_of_softmax_enters_the_output_set():
     out, step = attention_step(block, z, exact_still(block, before), 4, LIMIT)
     w = randn(generator(1), 30, 4)
     by_head = (w @ block.w_o.T).unflatten(-1, (2, 2)).transpose(0, 1)  # (H, 30, e)
-    cover = softmax_cover(step.softmax, pt.P, pt.values())
+    cover = softmax_cover(step.softmax, pt.log_P, pt.values())
     for part in (cover, step.product_gram):
         assert float(trace(part)[..., 1:].min()) > 0
     for i in range(4):
@@ -598,7 +598,7 @@ def test_rows_without_a_slope_are_covered_by_the_hull_of_their_values(seed, reac
         torch.linalg.vector_norm(values, dim=-1),
         torch.zeros(1, 1, 1).double(),
     )
-    cover = softmax_cover(s, log_P.exp(), values)[0, 0, 0]
+    cover = softmax_cover(s, log_P, values)[0, 0, 0]
     assert not s.sloped.any()
     up = torch.cat([torch.eye(S), 1 - torch.eye(S), torch.randint(2, (200, S), generator=g)]).double()
     p = (U[0, 0, 0] + reach * (2 * up - 1)).softmax(-1)

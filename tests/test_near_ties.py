@@ -62,7 +62,7 @@ def test_none_of_ten_thousand_near_ties_is_certified_on_the_wrong_side(seed):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_no_verdict_of_a_single_near_tie_is_verified_on_the_wrong_side(seed):
+def test_no_verdict_of_a_single_near_tie_is_on_the_wrong_side(seed):
     statuses = set()
     for at, (model, image, rows, offsets, margins) in enumerate(near_ties(seed)):
         k = (7 * at) % ROWS
@@ -70,5 +70,6 @@ def test_no_verdict_of_a_single_near_tie_is_verified_on_the_wrong_side(seed):
         for name in SOUND:
             result = zonogpt.verify(model, spec, method=name, hint=False)
             assert result.status != "verified" or margins[k] > 0, (name, k)
+            assert result.status != "falsified" or margins[k] < 0, (name, k)
             statuses.add(result.status)
-    assert statuses == {"verified", "falsified", "unknown"}
+    assert statuses == {"verified", "unknown"}  # nearer to zero than float32 can tell, so never falsified

@@ -16,7 +16,7 @@ from transformers.models.gpt2 import modeling_gpt2
 import zonogpt
 from builders import config, image_model, language_model
 from zonogpt.errors import ModelError
-from zonogpt.model import agreement
+from zonogpt.model import sensitivity
 from zonogpt.model.replay import HuggingFaceModel, original
 
 IDS = [3, 5, 1, 2]
@@ -174,7 +174,7 @@ def test_agreement_allows_rounding_of_an_ill_conditioned_network():
         net.classifier.bias.copy_(-net(torch.rand(1, 6, 4).double()).logits[0] * 0 + 1e9)
         net.classifier.weight.mul_(1e3)
     assert zonogpt.load(net).dtype == torch.float64
-    assert 1000 * torch.finfo(torch.float64).eps < agreement.SHAKE
+    assert 1000 * torch.finfo(torch.float64).eps < sensitivity.SHAKE
 
 
 REFUSED = {

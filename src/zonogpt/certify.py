@@ -18,6 +18,7 @@ from zonogpt.datasets import Dataset
 from zonogpt.datasets.texts import Positions
 from zonogpt.errors import OptionError
 from zonogpt.examples import Examples, chosen_indices
+from zonogpt.methods import guarantee
 from zonogpt.model.ir import Model, TokenEmbedding
 from zonogpt.options import check_limits, check_method, check_seed, resolve_device, resolve_dtype
 from zonogpt.result import Result
@@ -85,6 +86,7 @@ def certify(
         model=fingerprint((model.embedding, model.blocks, model.head, model.architecture, model.pad_token_id)),
         norm=f"{norm:g}",
         method=method,
+        guarantee=guarantee(method),
         dtype=str(run_dtype).removeprefix("torch."),
         positions=positions if is_text else None,
         attack=f"{RESTARTS} restarts, {STEPS} steps" if search else None,

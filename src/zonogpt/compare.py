@@ -17,7 +17,7 @@ from zonogpt.datasets import Dataset
 from zonogpt.datasets.texts import Positions
 from zonogpt.errors import OptionError
 from zonogpt.examples import Example, Examples, chosen_indices
-from zonogpt.methods import METHODS
+from zonogpt.methods import METHODS, guarantee
 from zonogpt.model.ir import Model
 from zonogpt.radii.ladder import Ladder
 from zonogpt.radii.rows import ATTACK, Row, Settings
@@ -172,6 +172,8 @@ class _Task:
             trials=[dataclasses.asdict(trial) for trial in outcome.trials],
             seconds=sum(trial.seconds for trial in outcome.trials),
             peak_bytes=max((trial.peak_bytes for trial in outcome.trials), default=0),
+            guarantee=None if method == ATTACK else guarantee(method),
+            arithmetic="real",
             finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         )
         if store is not None:

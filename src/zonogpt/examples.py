@@ -13,8 +13,7 @@ from zonogpt.datasets import Dataset
 from zonogpt.datasets.texts import Positions
 from zonogpt.errors import OptionError, SpecError, ZonoGptError
 from zonogpt.model.ir import ImageEmbedding, Model, as_ids, as_image
-from zonogpt.spec.claims import margin_claim
-from zonogpt.spec.spec import Spec, check_positions, embedding_ball, image_ball
+from zonogpt.spec.spec import Spec, check_answer, check_positions, embedding_ball, image_ball
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Example:
     label: int | None
     raw: Tensor  # the image, or token ids
     positions: list[int] | None  # None for images
-    predicted: int | None = None  # None: the model has one output
+    predicted: int | None = None  # None: the model answers by the signs of its outputs
     correct: bool = False
 
 
@@ -41,10 +40,8 @@ class Examples:
         Labels first: reading may take long.
         """
         for index in indices:
-            label = self.dataset.label(index)
-            if label is not None:
-                with self.naming(index):
-                    margin_claim(label, self.net.n_outputs)
+            with self.naming(index):
+                check_answer(self.net, self.dataset.label(index))
         return [len(self._read(index).positions or [0]) for index in indices]
 
     def classified(self, index: int) -> Example:
@@ -54,7 +51,7 @@ class Examples:
             spec = self.spec(example, 0.0)
         with torch.no_grad():
             output = self.net.forward(spec.input.embed(spec.input.anchor))
-        predicted = int(output.argmax()) if self.net.n_outputs > 1 else None
+        predicted = None if spec.label is None else int(output.argmax())
         correct = bool((spec.claim.margins(output) > 0).all())  # ties and NaN are not
         return replace(example, predicted=predicted, correct=correct)
 

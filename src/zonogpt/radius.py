@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 
@@ -27,9 +27,29 @@ from zonogpt.verify import verify_many
 TOLERANCE = 0.02
 
 
-class CertifiedRadius(NamedTuple):
-    certified: float  # the largest radius that was proved; 0.0: not even the lowest
-    attacked: float  # the smallest radius with a replayed counterexample; inf: none, not even at the highest
+class _Radii(NamedTuple):
+    certified: float
+    attacked: float
+
+
+class CertifiedRadius(_Radii):
+    """The pair (certified, attacked), and whether its searches came to their end.
+
+    `certified` is the largest radius that was proved. 0.0: none was; the lowest failed, unless the search was stopped.
+    `attacked` is the smallest radius with a replayed counterexample. inf: none was found, up to the highest radius or
+    up to where the search was stopped. `stopped` says which search ended early and why; empty: neither did. What was
+    found until then holds.
+    """
+
+    stopped: str
+
+    def __new__(cls, certified: float, attacked: float, stopped: str = "") -> Self:
+        radii = super().__new__(cls, certified, attacked)
+        radii.stopped = stopped
+        return radii
+
+    def __repr__(self) -> str:
+        return f"CertifiedRadius(certified={self.certified!r}, attacked={self.attacked!r}, stopped={self.stopped!r})"
 
 
 def certified_radius(
@@ -49,17 +69,19 @@ def certified_radius(
 ) -> CertifiedRadius:
     """Bisects between `low` and `high`, by ratio, down to 1 + tolerance; `spec_at` makes the spec of a radius.
 
-    Both searches know nothing of each other: UnsoundError if they ever contradict. `timeout` is for each of them; what
-    they have found until then is returned. `on_trial` is told of every radius that was tried.
+    Both searches know nothing of each other: UnsoundError if they ever contradict. `timeout` is for each of them; one
+    that runs out of it, or of memory, is `stopped`, and what it has found until then is returned. `on_trial` is told of
+    every radius that was tried.
     """
     check_method(method)
     ladder = Ladder.build(low, high, tolerance)
     prober = Prober.build(model, seed, timeout, device, dtype, budget_bytes)
     told = on_trial or (lambda trial: None)
-    certified = prober.proved(method, ladder, spec_at, told).radius
-    attacked = prober.broken(ladder, spec_at, told).radius if attack else math.inf
-    require_order(certified, attacked, method)
-    return CertifiedRadius(certified, attacked)
+    proved = prober.proved(method, ladder, spec_at, told)
+    broken = prober.broken(ladder, spec_at, told) if attack else Outcome(math.inf, ())
+    require_order(proved.radius, broken.radius, method)
+    early = [f"{name}: {search.stopped}" for name, search in (("proofs", proved), ("attack", broken)) if search.stopped]
+    return CertifiedRadius(proved.radius, broken.radius, ", ".join(early))
 
 
 def require_order(certified: float, attacked: float, method: str) -> None:

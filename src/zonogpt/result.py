@@ -11,9 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from zonogpt.arithmetic import Arithmetic
+from zonogpt.arithmetic import Arithmetic, meaning
 
 Status = Literal["verified", "falsified", "unknown", "timeout"]
+Guarantee = Literal["bounded", "estimated"]  # how the rounding of the bounds themselves is accounted for
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,26 @@ class Result:
     dtype: str  # of generators and tangents; all else is in float64
     device: str
     arithmetic: Arithmetic = "real"  # what the verdict is about: see zonogpt.arithmetic
+    guarantee: Guarantee = "bounded"  # "estimated": methods deepz, crown and covenn only estimate their own rounding
+    claim: str = "linear claim"  # what was to be proved, in words
+    weights: str = "float32"  # the types of the weights, as transformers holds them
+    stored: str = "float32"  # and as the checkpoint has them
     counterexample: Tensor | None = None  # in the input's shape, inside the ball
     answer: int | None = None  # the model's answer to the counterexample
     replayed: dict[str, float] | None = None  # its lowest margin in the Hugging Face model, by dtype
     certified_radius: float | None = None  # a smaller radius that is certified, where this one is not
     ledger: Ledger = field(default_factory=Ledger)
+
+    @property
+    def verdict(self) -> str:
+        """The status, and of a proof what it rests on: "verified (rounding bounded, real arithmetic)"."""
+        proof = self.status == "verified"
+        return f"{self.status} ({basis(self.guarantee, self.arithmetic)})" if proof else self.status
+
+    @property
+    def meaning(self) -> str:
+        """What a verdict is about, in words: which arithmetic, with which weights."""
+        return meaning(self.arithmetic, self.weights, self.stored)
 
     def to_json(self) -> str:
         """Strict JSON; infinities are the strings "inf" and "-inf"."""
@@ -81,6 +97,11 @@ class Result:
             fields["counterexample"] = torch.tensor(fields["counterexample"], dtype=torch.float64)
         fields["ledger"] = Ledger(tuple(LedgerEntry(**entry) for entry in fields["ledger"]))
         return Result(**fields)
+
+
+def basis(guarantee: str, arithmetic: str) -> str:
+    """What a proof rests on, in words."""
+    return f"rounding {guarantee}, {arithmetic} arithmetic"
 
 
 def _plain(values: list[float]) -> list[float | str]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from zonogpt.arithmetic import Arithmetic, check_arithmetic
 from zonogpt.errors import OptionError, PrecisionError, SpecError
 from zonogpt.memory import free_bytes, peak_bytes, reset_peak
-from zonogpt.methods import METHODS
+from zonogpt.methods import METHODS, guarantee
 from zonogpt.methods.method import Bounds, Method, NonFiniteBlockError, NotEnoughMemoryError, OnBlock, Progress
 from zonogpt.model.agreement import require_close
 from zonogpt.model.ir import Model
@@ -54,13 +54,15 @@ def verify(
     """Tries to prove the spec's claim for every input of its set, or, with `attack`, to find one that breaks it.
 
     "verified" is returned only when every certified margin is positive; "falsified" only with an input of the set on
-    which the Hugging Face model itself breaks the claim, in float32 and in float64. The unperturbed input is always
+    which the Hugging Face model itself breaks the claim, in float32 and in float64, and by more than float64 rounds
+    (an estimate: zonogpt.model.sensitivity). The unperturbed input is always
     looked at; with `attack` a gradient search of the set comes first (`seed` is its own). Otherwise "unknown", or
     "timeout" after `timeout` seconds (looked at between blocks).
 
     `arithmetic` says what a verdict is about: "real", the network in exact arithmetic with these weights, or "float32",
     any execution of it in IEEE float32. What the bounds round themselves is part of them in either case (docs/math.md,
-    "Rounding"; of deepz, crown and covenn it is estimated, and they know "real" only). `dtype` is that of generators
+    "Rounding"; of deepz, crown and covenn it is estimated, and they know "real" only: `guarantee` of the result says
+    which). `dtype` is that of generators
     and tangents: float64 by default, float32 needs less memory and proves less. All else is in float64.
     `budget_bytes`: for the paper's methods the generator pool (default 512 MiB counted in float32), for the others the
     memory of a run (default: what is free; chunks are made smaller to keep it). A run that would need more memory than
@@ -134,7 +136,11 @@ def verify_many(
     on_result: OnResult | None = None,
     arithmetic: str = "real",
 ) -> list[Result]:
-    """`verify` for several specs of one model, in batches where the method can: same results, less time.
+    """`verify` for several specs of one model, in batches where the method can: the same results in less time.
+
+    Bounds do not depend on what else is in a batch, but sums are added up in another order there. Margins are those of
+    `verify` to 1e-12 of their size on a CPU and 1e-10 on a GPU (which pads sequences); with dtype float32 to 1e-6.
+    Only margins that are nearer to zero than that can change a verdict.
 
     `seconds` of a result is its share of the batch, and `timeout` is per spec. `on_result(index, result)` is called as
     soon as a result is there.
@@ -209,6 +215,10 @@ class _Run:
                 dtype=str(self.dtype).removeprefix("torch."),
                 device=str(self.work.device),
                 arithmetic=self.arithmetic,
+                guarantee=guarantee(self.name),
+                claim=spec.claim.words,
+                weights=self.exact.weights,
+                stored=self.exact.stored,
             )
             if i not in outcomes:
                 results.append(falsified(result, findings[i]))
@@ -244,10 +254,11 @@ class _Run:
     def find(self, spec: Spec, output: Tensor, deadline: float) -> Finding:
         """The unperturbed input, whose output is given, if it breaks the claim; with an attack, whatever that finds."""
         holds = bool((spec.claim.margins(output) > 0).all())
+        finding = Finding(None, math.inf)
         if not holds and bool(output.isfinite().all()):
-            return replay(self.exact, spec, self.original, spec.input.anchor)
-        if self.seed is None:
-            return Finding(None, math.inf)
+            finding = replay(self.exact, spec, self.original, spec.input.anchor)
+        if self.seed is None or finding.counterexample is not None:
+            return finding
         net = self.work  # searched where the work is done
         with torch.enable_grad():
             return falsify(
@@ -270,8 +281,6 @@ class _Run:
             reason += "; the unperturbed input overflows float32, through which rounding is estimated"
         if status == "unknown":
             reason = _joined(reason, outcome.lost, found.said)
-        if allowance is not None:
-            reason += " (rounding is estimated, not bounded)"
         return dataclasses.replace(result, status=status, margins=margins, reason=reason, ledger=outcome.ledger)
 
     def bounds(self, specs: Sequence[Spec], deadline: float) -> list[Bounds | tuple[Status, str]]:

@@ -123,6 +123,8 @@ class Job:
             attack_margin=attack_margin,
             attack_seconds=attack_seconds,
             reason=reason,
+            guarantee=self.settings.guarantee,
+            arithmetic="real",
             finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         )
 

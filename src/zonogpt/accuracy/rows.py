@@ -13,6 +13,7 @@ class Settings(record.Settings):
     model: str  # fingerprint of the weights
     norm: str
     method: str
+    guarantee: str  # of the method
     dtype: str
     positions: str | None  # None for images
     attack: str | None  # None: no attack
@@ -31,7 +32,7 @@ class Row(record.Row):
     index: int  # in the data set
     name: str
     label: int | None  # None: the data set has none, and the model's own answer was to be kept
-    predicted: int | None  # None: the model has one output
+    predicted: int | None  # None: the model answers by the signs of its outputs
     correct: bool
     positions: list[int] | None
     radius: float
@@ -43,4 +44,6 @@ class Row(record.Row):
     attack_margin: float | None  # the lowest margin that the attack found
     attack_seconds: float | None
     reason: str
+    guarantee: str  # "bounded" or "estimated": how the proof accounts for its own rounding
+    arithmetic: str  # what the proof is about: "real" or "float32"
     finished: str  # when, UTC

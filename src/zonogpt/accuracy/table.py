@@ -23,6 +23,8 @@ class Line:
     attacked: int | None  # and not broken by the attack; None without attack
     unknown: int  # correct, neither proved nor broken
     seconds: float | None  # mean of the proofs that were run at this radius, without the attack; None: all were implied
+    guarantee: str  # how the proofs account for their own rounding: "bounded" or "estimated"
+    arithmetic: str  # what they are about
 
 
 def tabulate(rows: Sequence[Row], radii: Iterable[float]) -> tuple[Line, ...]:
@@ -53,6 +55,8 @@ def _line(rows: Sequence[Row], radius: float) -> Line:
         attacked=len(correct - broken) if searched else None,
         unknown=len(correct - broken - verified),
         seconds=sum(times) / len(times) if times else None,
+        guarantee=here[0].guarantee,
+        arithmetic=here[0].arithmetic,
     )
 
 

@@ -48,6 +48,8 @@ class Row(record.Row):
     attack_margin: float | None  # the lowest margin that a search found; None: nothing was searched
     reason: str  # of the propagation, as far as it is about this claim
     ledger: dict[str, float] | None  # by residual block, see Ledger; on the first claim of a propagation
+    guarantee: str  # "bounded" or "estimated": how the proof accounts for its own rounding
+    arithmetic: str  # what the proof is about: "real" or "float32"
     finished: str  # when, UTC
 
     @property

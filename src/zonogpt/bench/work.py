@@ -124,6 +124,8 @@ class Worker:
             attack_margin=lowest,
             reason=reason,
             ledger=by_block(result.ledger) if k == 0 else None,
+            guarantee=result.guarantee,
+            arithmetic=result.arithmetic,
             finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         )
 

@@ -25,6 +25,7 @@ from zonogpt.errors import OptionError
 from zonogpt.files import write_whole
 from zonogpt.model.hf import load
 from zonogpt.model.ir import ImageEmbedding
+from zonogpt.result import basis
 
 
 def certify(
@@ -111,7 +112,8 @@ def write(found: Certification, model: str, out: Path | None, json: Path | None)
 def headline(line: Line) -> str:
     clean = "no labels" if line.clean is None else f"clean {line.clean}"
     attacked = "not attacked" if line.attacked is None else f"attacked {line.attacked}"
-    return f"certified {line.certified} of {line.examples} at radius {line.radius:g} ({clean}, {attacked})"
+    proofs = basis(line.guarantee, line.arithmetic)
+    return f"certified {line.certified} of {line.examples} at radius {line.radius:g} ({clean}, {attacked}; {proofs})"
 
 
 def as_table(lines: Sequence[Line]) -> Table:

@@ -108,7 +108,10 @@ def headline(lines: Sequence[Line]) -> str:
     ranked = sorted(able, key=lambda line: -(line.radius or 0.0))
     if not ranked:
         return "no method certifies anything at these radii"
-    return "certified radius, mean: " + ", ".join(f"{line.method} {line.radius:.3g}" for line in ranked)
+    return "certified radius, mean: " + ", ".join(
+        f"{line.method} {line.radius:.3g}" + (" (rounding estimated)" if line.guarantee == "estimated" else "")
+        for line in ranked
+    )
 
 
 def as_table(lines: Sequence[Line], grid: Sequence[float]) -> Table:
@@ -122,6 +125,7 @@ def as_table(lines: Sequence[Line], grid: Sequence[float]) -> Table:
     table.add_column("method", no_wrap=True)
     for heading in (*(f"{radius:g}" for radius in grid), "radius", "s / run", "MiB"):
         table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("rounding", no_wrap=True)
     early = any(line.stopped for line in lines)
     if early:
         table.add_column("stopped early")
@@ -132,6 +136,7 @@ def as_table(lines: Sequence[Line], grid: Sequence[float]) -> Table:
             "-" if line.radius is None else f"{line.radius:.2e}",
             "-" if line.seconds_per_run is None else f"{line.seconds_per_run:.2f}",
             "-" if line.method == ATTACK else f"{line.peak_bytes / 2**20:,.0f}",
+            line.guarantee or "-",
             *([line.stopped] if early else []),
         )
     return table

@@ -57,6 +57,14 @@ def numbers(text: str, name: str) -> list[float]:
         raise OptionError(f"{name} takes numbers separated by commas; got {text!r}") from error
 
 
+def two_numbers(text: str, name: str) -> tuple[float, float]:
+    """ "0.2,0.8" -> (0.2, 0.8); -inf and inf are numbers."""
+    found = numbers(text, name)
+    if len(found) != 2:
+        raise OptionError(f"{name} takes two numbers, LOW,HIGH; got {text!r}")
+    return found[0], found[1]
+
+
 def size(text: str | None) -> int | None:
     """ "512MiB" -> 536870912."""
     if text is None:

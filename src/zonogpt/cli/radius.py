@@ -25,6 +25,7 @@ from zonogpt.model.hf import load
 from zonogpt.radii.rows import ATTACK
 from zonogpt.radii.table import InputLine, by_input, inputs_as_csv
 from zonogpt.radius import TOLERANCE
+from zonogpt.result import basis
 
 
 def radius(
@@ -106,17 +107,22 @@ def plain(value: object) -> object:
 
 def headline(lines: Sequence[InputLine]) -> str:
     """The verdict of one input, or what many come to."""
+    proofs = f" ({basis(lines[0].guarantee or '', lines[0].arithmetic)})"
     tried = [line for line in lines if line.status != "misclassified"]
     if len(lines) == 1 and tried:
         line = tried[0]
         certified = f"certified {line.certified:g}" if line.certified else "certified none"
-        return certified + ("" if line.attacked is None else f", {said(line.attacked)}")
+        certified += "" if line.status == "done" else f" so far, stopped by {line.status}"
+        return certified + ("" if line.attacked is None else f", {said(line.attacked)}") + proofs
     proved = [line.certified for line in tried if line.certified > 0]
     wrong = f", {len(lines) - len(tried)} misclassified" if len(tried) < len(lines) else ""
+    early = sum(line.status != "done" for line in tried)
+    wrong += f", {early} stopped early" if early else ""
     if not proved:
-        return f"certified none of {len(lines)}{wrong}"
+        return f"certified none of {len(lines)}{wrong}{proofs}"
     mean = math.exp(sum(map(math.log, proved)) / len(proved))
-    return f"certified {len(proved)} of {len(lines)}: {min(proved):g} to {max(proved):g}, mean {mean:.3g}{wrong}"
+    radii = f"{min(proved):g} to {max(proved):g}, mean {mean:.3g}"
+    return f"certified {len(proved)} of {len(lines)}: {radii}{wrong}{proofs}"
 
 
 def said(attacked: float) -> str:

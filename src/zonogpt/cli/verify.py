@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from zonogpt.arithmetic import MEANING
 from zonogpt.certificate import write_certificate
 from zonogpt.cli import options
-from zonogpt.cli.options import check_writable, integers, norm_of, size
+from zonogpt.cli.options import check_writable, integers, norm_of, size, two_numbers
 from zonogpt.cli.progress import progress_bar
 from zonogpt.datasets.pictures import read_image
 from zonogpt.datasets.texts import encode
@@ -37,6 +36,9 @@ def verify(
     positions: Annotated[str | None, typer.Option(help="Token positions that move, from 0, as 1,4.")] = None,
     words: Annotated[str | None, typer.Option(help="Words of the text that move, as good,film.")] = None,
     label: options.Label = None,
+    interval: Annotated[
+        str | None, typer.Option(help="Of a regression model: where its output must stay.", metavar="LOW,HIGH")
+    ] = None,
     method: options.MethodName = "E",
     norm: options.Norm = "inf",
     attack: Annotated[bool, typer.Option("--attack", help="First search for an input that breaks the claim.")] = False,
@@ -58,7 +60,7 @@ def verify(
 ) -> None:
     """Try to prove that the answer stays the same over the whole ball, or find an input that changes it.
 
-    The verdict is the first line. Exit code: 0 verified, 10 unknown, 20 falsified, 30 timeout, 2 bad input.
+    The verdict is the first word. Exit code: 0 verified, 10 unknown, 20 falsified, 30 timeout, 2 bad input.
     """
     check_writable(json)
     check_writable(counterexample, (".npz",))
@@ -67,7 +69,8 @@ def verify(
         raise OptionError("certificates are written by method E, about the network in real arithmetic")
     budget_bytes = size(budget)
     net = load(model)
-    spec = build_spec(net, model, image, text, ids, positions, words, radius, label, norm_of(norm))
+    stay = None if interval is None else two_numbers(interval, "--interval")
+    spec = build_spec(net, model, image, text, ids, positions, words, radius, label, norm_of(norm), stay)
     with progress_bar(quiet) as bar:
         task = bar.add_task("embedding", total=len(net.blocks))
 
@@ -90,7 +93,7 @@ def verify(
     files = []
     if counterexample is not None and result.status == "falsified":
         files = save_witness(spec, result, counterexample)
-    print(result.status)
+    print(result.verdict)
     if not quiet:
         print(describe(result))
         if certificate is not None:
@@ -111,6 +114,7 @@ def build_spec(
     radius: float,
     label: int | None,
     norm: float,
+    interval: tuple[float, float] | None,
 ) -> Spec:
     given = [name for name, value in (("--image", image), ("--text", text), ("--ids", ids)) if value is not None]
     if len(given) != 1:
@@ -118,7 +122,7 @@ def build_spec(
     if image is not None:
         if positions is not None or words is not None:
             raise OptionError("--positions and --words are for texts; every pixel of an image moves")
-        return image_ball(net, read_image(image), radius, label=label, norm=norm)
+        return image_ball(net, read_image(image), radius, label=label, norm=norm, interval=interval)
     if positions is not None and words is not None:
         raise OptionError("give --positions or --words, not both")
     if positions is None and (words is None or text is None):
@@ -129,7 +133,7 @@ def build_spec(
         assert ids is not None
         token_ids, named = integers(ids, "--ids"), []
     at = named if positions is None else integers(positions, "--positions")
-    return embedding_ball(net, token_ids, at, radius, label=label, norm=norm)
+    return embedding_ball(net, token_ids, at, radius, label=label, norm=norm, interval=interval)
 
 
 def describe_witness(net: Model, spec: Spec, result: Result, files: list[Path]) -> str:
@@ -154,14 +158,13 @@ def describe_witness(net: Model, spec: Spec, result: Result, files: list[Path]) 
 
 
 def describe(result: Result) -> str:
-    claim = "linear claim" if result.label is None else f"label {result.label}"
     lines = [
         result.reason,
-        f"{claim}, radius {result.radius:g}, method {result.method}, {result.dtype} on {result.device},"
+        f"{result.claim}, radius {result.radius:g}, method {result.method}, {result.dtype} on {result.device},"
         f" {result.seconds:.2f} s, peak {result.peak_bytes / 2**20:.0f} MiB",
     ]
     if result.status == "verified":
-        lines.insert(1, f"this holds for {MEANING[result.arithmetic]}")
+        lines.insert(1, f"this holds for {result.meaning}")
     if result.ledger.entries:
         lines.append(largest_loss(result))
     return "\n".join(lines)

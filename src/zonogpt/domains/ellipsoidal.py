@@ -23,7 +23,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from zonogpt.domains.rounding import gamma, room, up
+from zonogpt.domains.rounding import gamma, gammas, room, up
 
 MIRRORED, STRIPS = 512, 4  # from this width on, symmetric products are formed strip by strip up to the diagonal
 
@@ -114,14 +114,15 @@ def _strips(d: int) -> list[slice]:
     return [slice(*pair) for pair in pairwise(edges)]
 
 
-def rounding(Q: Tensor, terms: int = 0) -> Tensor:
+def rounding(Q: Tensor, terms: int | Tensor = 0) -> Tensor:
     """(...): by how much w^T Q w, for |w| = 1, or an entry of A^T Q A, for columns of length 1, can be off.
 
     A product of inner length d errs by at most gamma_d |A||B|, and |Q_ab| <= sqrt(Q_aa Q_bb) makes
     |w|^T |Q| |w| <= |w|^2 trace(Q). Two such products are 2 (d + 1) units; twice that leaves room for a third and some
-    sums. Q may be a sum of `terms` squares with weights that are sums themselves: 2 terms, and some.
+    sums. Q may be a sum of `terms` (...) squares with weights that are sums themselves: 2 terms, and some.
     """
-    return gamma(max(4 * (Q.shape[-1] + 4), 2 * terms + 16), Q.dtype) * trace(Q)
+    k = torch.as_tensor(2 * terms + 16, device=Q.device).clamp(min=4 * (Q.shape[-1] + 4))
+    return gammas(k, Q.dtype, Q) * trace(Q)
 
 
 def coordinate_radius(Q: Tensor) -> Tensor:
@@ -188,8 +189,9 @@ def box_cover(A: Tensor, R: Tensor) -> Tensor:
     sum_k R_k^2 A_k A_k^T / w_k with weights w_k proportional to R_k |A_k|, which makes the trace smallest.
     """
     t = box_weights(A, R)
-    scaled = A * (R * (t.sum(-1, keepdim=True) / t).sqrt())[..., None]
-    return rounded_out(symmetric_product(scaled.mT, scaled), terms=A.shape[-2])
+    there = R > 0  # what cannot be there needs no share
+    scaled = A * (R * ((t * there).sum(-1, keepdim=True) / t).sqrt())[..., None]
+    return rounded_out(symmetric_product(scaled.mT, scaled), terms=there.sum(-1))
 
 
 def box_weights(A: Tensor, R: Tensor) -> Tensor:
@@ -217,7 +219,7 @@ def lambda_max(Q: Tensor, squarings: int = 4) -> Tensor:
     return up(scale * ((log_norm / 2.0**squarings).exp().clamp(max=1) * outward + gamma(d + 8, Q.dtype)))
 
 
-def rounded_out(Q: Tensor, terms: int = 0) -> Tensor:
+def rounded_out(Q: Tensor, terms: int | Tensor = 0) -> Tensor:
     """Q, changed in place, with more of the identity than forming it rounded away, and than can have underflowed."""
     return widened(Q, up(rounding(Q, terms) + (64 + terms) * torch.finfo(Q.dtype).tiny))
 

@@ -69,6 +69,12 @@ def gamma(k: int, dtype: torch.dtype) -> float:
     return ku / (1 - ku) if ku < 1 else math.inf
 
 
+def gammas(k: Tensor, dtype: torch.dtype, like: Tensor) -> Tensor:
+    """gamma_k of every entry, in the type of `like`, rounded up."""
+    ku = k.double() * unit(dtype)
+    return up(torch.where(ku < 1, ku / (1 - ku), math.inf).to(like), 1)
+
+
 @functools.cache
 def _tiny(dtype: torch.dtype) -> Tensor:
     """The smallest normal number, without dimensions: such a tensor joins others on any device."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from zonogpt.domains.ellipsoidal import coordinate_radius, dual_norm
 from zonogpt.domains.finite import require_finite
-from zonogpt.domains.rounding import gamma, up
+from zonogpt.domains.rounding import gamma, gammas, up
 from zonogpt.methods.tape import Tape
 from zonogpt.transforms.ellipsoidal.layernorm import rounded_off
 
@@ -63,7 +63,8 @@ def _go_back(tape: Tape, rows: Tensor) -> tuple[Tensor, dict[Where, Tensor]]:
     moved = dual_norm(torch.einsum("bknd,bnmd->bkm", functionals.to(generators), generators), z.p, -1).to(functionals)
     losses[(0, "input", "input")] = up(moved, z.m)
     # The box of rounding that the input starts with, and what the products just above round.
-    start = coordinate_radius(z.Q) + gamma(z.n_tokens * z.c.shape[-1] + 4, z.c.dtype) * z.symbol_radius
+    products = tape.start.n_tokens[:, None, None] * z.c.shape[-1]
+    start = coordinate_radius(z.Q) + gammas(products + 4, z.c.dtype, z.c) * z.symbol_radius
     losses[(0, "input", "rounding")] = rounded_off(functionals, up(start))
     margins = below(tape.value.gather(1, rows), torch.stack(list(losses.values())).sum(0), len(losses))
     require_finite("adjoint", margins)

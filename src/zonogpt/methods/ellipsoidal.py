@@ -73,7 +73,9 @@ class EllipsoidalMethod:
         for i, spec in enumerate(specs):
             groups.setdefault(alike(model, spec), []).append(i)
         budget = self._besides(default_budget(model.device) if budget_bytes is None else budget_bytes)
-        least, item = LEAST_MOVING.get(model.device.type, 1.0), dtype.itemsize
+        item, least = dtype.itemsize, LEAST_MOVING.get(model.device.type, 1.0)
+        if self.prefixes is not None and self.prefixes.arithmetic == "float32":
+            least = 1.0  # what executions round off is bounded in another way where a token may move: not the same bound
         out = []
         for group in groups.values():
             size = {i: sizes(model, specs[i]) for i in group}

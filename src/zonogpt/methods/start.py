@@ -32,6 +32,12 @@ class Start:
         """Tokens before these, padding among them."""
         return self.length - self.z.n_tokens
 
+    @property
+    def n_tokens(self) -> Tensor:
+        """(B,): how many of these tokens are an input's own."""
+        own = self.length - torch.tensor(self.padding, device=self.z.c.device)
+        return own.clamp(max=self.z.n_tokens)
+
     def as_padding(self) -> Tensor | None:
         """As in AttentionBlock.visible; None: all are of one length."""
         return torch.tensor(self.padding, device=self.z.c.device) if any(self.padding) else None

@@ -101,8 +101,8 @@ def _at_the_head(
     bias = None if head.bias is None else head.bias.double()
     folded = [spec.claim.fold(head.weight.double(), bias) for spec in specs]
     rows, offset = (torch.stack(part).to(wide) for part in zip(*folded, strict=True))
-    S = begin.length
-    pool = head.pool_weights(S)
+    pool = head.pool_weights(begin.length)
+    summands = int((pool > 0).sum())
     norm = layernorm_step(head.norm, z, limit).for_the_tape()
     pooled = torch.einsum("s,bsd->bd", pool[-z.n_tokens :], norm.centre)
     size = torch.einsum("s,bsd->bd", pool[-z.n_tokens :], norm.centre.abs() + norm.reach)
@@ -118,7 +118,7 @@ def _at_the_head(
     # Rows are differences of the head's columns, rounded; what they are formed from is larger.
     outputs = size @ head.weight.abs() + (0 if head.bias is None else head.bias.abs())  # (B, outputs)
     magnitude = torch.stack([spec.claim.magnitude(x) for spec, x in zip(specs, outputs.double(), strict=True)]).to(wide)
-    rounding = up(gamma(2 * (d + S) + model.n_outputs + 16, wide) * magnitude + lost, d + S)
+    rounding = up(gamma(2 * (d + summands) + model.n_outputs + 16, wide) * magnitude + lost, d + summands)
     if arithmetic == "float32":
         n = torch.cat([up(part.centre.abs() + part.reach) for part in read], dim=1)
         off = output_error(head, pool[-n.shape[1] :], n, torch.cat([part.execution_error() for part in read], dim=1))

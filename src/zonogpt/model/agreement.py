@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,10 +10,9 @@ from torch import Tensor
 from zonogpt.errors import ModelError
 from zonogpt.model.ir import ImageEmbedding, Model, TokenEmbedding
 from zonogpt.model.replay import HuggingFaceModel
-from zonogpt.tensors import map_tensors
+from zonogpt.model.sensitivity import sensitivity
 
 CLOSE = 1e-10  # relative: float64 rounds by less in any network that is not ill-conditioned
-SHAKE = 2.0**-40  # relative; some thousand times what float64 rounds anywhere on the way
 TOKENS = 7
 
 
@@ -32,8 +30,8 @@ def require_agreement(model: Model, judge: HuggingFaceModel) -> None:
 def require_close(model: Model, x: Tensor, ours: Tensor, theirs: Tensor, what: str) -> None:
     """ModelError unless the IR's outputs for the embedded tokens x and transformers' are equal up to rounding.
 
-    Where they differ by more than CLOSE, the IR's own sensitivity decides: what changes of tokens and weights by SHAKE
-    do to the outputs. Outputs of the IR that are not finite prove nothing, and are left to whoever reads them.
+    Where they differ by more than CLOSE, the IR's own sensitivity to rounding decides. Outputs of the IR that are not
+    finite prove nothing, and are left to whoever reads them.
     """
     ours, theirs = ours.cpu(), theirs.cpu()
     if not bool(ours.isfinite().all()):
@@ -41,26 +39,13 @@ def require_close(model: Model, x: Tensor, ours: Tensor, theirs: Tensor, what: s
     off = float((ours - theirs).abs().max())
     if off <= CLOSE * float(ours.abs().max()):  # NaN is not
         return
-    if off <= max(sensitivity(model, x, seed) for seed in range(3)):
+    if off <= float(sensitivity(model, lambda shaken: shaken.forward(x * 1.0)).max()):  # NaN allows nothing
         return
     k = int((ours - theirs).abs().nan_to_num(nan=torch.inf).argmax())
     raise ModelError(
         f"transformers and zonogpt disagree about this model: on {what}, output {k} is {float(theirs[k]):.9g} there and"
         f" {float(ours[k]):.9g} here. Nothing is proved about it; please report this"
     )
-
-
-def sensitivity(model: Model, x: Tensor, seed: int) -> float:
-    """How far the outputs move when every token and weight changes by SHAKE, in one direction or the other."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def shaken(t: Tensor) -> Tensor:
-        signs = torch.randint(0, 2, t.shape, generator=generator).to(t) * 2 - 1
-        return t * (1 + SHAKE * signs)
-
-    other = replace(model, blocks=map_tensors(model.blocks, shaken), head=map_tensors(model.head, shaken))
-    off = (other.forward(shaken(x)) - model.forward(x)).abs().max()
-    return float(off) if bool(off.isfinite()) else 0.0
 
 
 def _inputs(model: Model) -> Iterator[Tensor]:

@@ -64,7 +64,7 @@ def load(source: str | Path | PreTrainedModel) -> Model:
     model = build(architecture, config, held(tensors, config), name=str(source))
     net = from_folder(folder, architecture, config)
     _require_same_weights(model, build(architecture, config, _tensors(net), name=model.name), folder)
-    return _judged(model, net)
+    return _judged(replace(model, stored=_types(tensors)), net)
 
 
 def _load_object(source: PreTrainedModel) -> Model:
@@ -75,16 +75,24 @@ def _load_object(source: PreTrainedModel) -> Model:
     check_architecture(type(source).__name__)
     check_config(_plain_config(source.config))
     require_plain(source)
-    return _judged(build(type(source).__name__, source.config, _tensors(source), name=type(source).__name__), source)
+    tensors = _tensors(source)
+    model = build(type(source).__name__, source.config, tensors, name=type(source).__name__)
+    return _judged(replace(model, stored=_types(tensors)), source)
 
 
 def _judged(model: Model, net: PreTrainedModel) -> Model:
-    """The model with its judge, who has been asked."""
+    """The model with its judge, who has been asked, and with the types in which transformers holds its weights."""
     require_plain(net)
     judge = HuggingFaceModel(net)
     with torch.no_grad():
         require_agreement(moved(model, model.device, torch.float64), judge)
-    return replace(model, source=judge)
+    return replace(model, source=judge, weights=_types(_tensors(net)))
+
+
+def _types(tensors: dict[str, Tensor]) -> str:
+    """The floating-point types of the weights, as "float16+float32"."""
+    kinds = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values() if tensor.is_floating_point()}
+    return "+".join(sorted(kinds))
 
 
 def _tensors(net: PreTrainedModel) -> dict[str, Tensor]:
@@ -188,6 +196,7 @@ def build(architecture: str, config: Any, tensors: dict[str, Tensor], name: str)
         architecture=architecture,
         name=name,
         pad_token_id=config.pad_token_id,
+        problem=None if architecture == "GPT2LMHeadModel" else config.problem_type,
     )
     weights.finish()
     return moved(model, model.device, weights.dtype)

@@ -158,6 +158,9 @@ class Model:
     name: str  # where it came from, for people
     pad_token_id: int | None = None  # sequence classifiers read the last token that is not padding
     source: object = field(default=None, repr=False)  # Hugging Face's own model (model/replay.py); None if made by hand
+    problem: str | None = None  # config.problem_type of a classifier: what its outputs mean
+    weights: str = "float32"  # the types in which transformers holds the weights, as "float16" or "bfloat16+float32"
+    stored: str = "float32"  # the types in the checkpoint
 
     @property
     def width(self) -> int:

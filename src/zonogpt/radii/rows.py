@@ -43,6 +43,8 @@ class Row(record.Row):
     trials: list[dict[str, Any]]  # radius, status, margin, seconds, peak_bytes, in the order they were made
     seconds: float  # all of them
     peak_bytes: int  # above what was in use before, the largest of all trials
+    guarantee: str | None  # "bounded" or "estimated": how the proof accounts for its own rounding; None for an attack
+    arithmetic: str  # what the proof is about: "real" or "float32"
     finished: str  # when, UTC
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import math
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from zonogpt.radii.rows import ATTACK, Row
 @dataclass(frozen=True)
 class Line:
     method: str
+    guarantee: str | None  # "bounded" or "estimated": how proofs account for their own rounding; None for an attack
+    arithmetic: str  # what proofs are about
     inputs: int
     counts: tuple[int, ...]  # per radius of the grid: proved there; of the attack: not broken there
     found: int  # inputs with a radius at all: something proved, or broken
@@ -42,6 +45,8 @@ def _line(rows: Sequence[Row], method: str, grid: Sequence[float]) -> Line:
     reasons = [row.status for row in tried if row.status != "done"]
     return Line(
         method=method,
+        guarantee=next((row.guarantee for row in rows), None),
+        arithmetic="real",
         inputs=len(rows),
         counts=counts,
         found=len(radii),
@@ -58,7 +63,7 @@ def _line(rows: Sequence[Row], method: str, grid: Sequence[float]) -> Line:
 def as_csv(lines: Sequence[Line], grid: Sequence[float]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    rest = ("found", "radius", "smallest", "largest", "stopped", "seconds_per_run", "seconds", "peak_bytes")
+    rest = [field.name for field in dataclasses.fields(Line) if field.name not in ("method", "inputs", "counts")]
     writer.writerow(["method", "inputs", *(f"at {radius:g}" for radius in grid), *rest])
     for line in lines:
         writer.writerow([line.method, line.inputs, *line.counts, *(getattr(line, name) for name in rest)])
@@ -77,6 +82,8 @@ class InputLine:
     certified: float
     attacked: float | None  # inf: not broken at the highest radius; None: no attack
     seconds: float
+    guarantee: str | None  # how the proof accounts for its own rounding: "bounded" or "estimated"
+    arithmetic: str
 
 
 def by_input(rows: Sequence[Row], method: str) -> tuple[InputLine, ...]:
@@ -98,6 +105,8 @@ def by_input(rows: Sequence[Row], method: str) -> tuple[InputLine, ...]:
                 certified=row.radius,
                 attacked=None if other is None else other.radius,
                 seconds=row.seconds + (0.0 if other is None else other.seconds),
+                guarantee=row.guarantee,
+                arithmetic=row.arithmetic,
             )
         )
     return tuple(lines)
@@ -106,7 +115,7 @@ def by_input(rows: Sequence[Row], method: str) -> tuple[InputLine, ...]:
 def inputs_as_csv(lines: Sequence[InputLine]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    names = ("name", "label", "predicted", "position", "status", "certified", "attacked", "seconds")
+    names = [field.name for field in dataclasses.fields(InputLine)]
     writer.writerow(names)
     writer.writerows([getattr(line, name) for name in names] for line in lines)
     return text.getvalue()

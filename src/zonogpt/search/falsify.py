@@ -1,4 +1,5 @@
-"""Counterexamples: inputs of the set on which Hugging Face's own model breaks the claim, in float32 and in float64."""
+"""Counterexamples: inputs of the set on which Hugging Face's own model breaks the claim, in float32 and in float64, and
+by more than float64 rounds."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from zonogpt.model.ir import Model
 from zonogpt.model.replay import HuggingFaceModel
+from zonogpt.model.sensitivity import sensitivity
 from zonogpt.search.attack import RESTARTS, STEPS, attack
 from zonogpt.spec.inputs import EmbeddingBox, InputBox, PixelBox
 from zonogpt.spec.spec import Spec
@@ -18,7 +20,7 @@ from zonogpt.spec.spec import Spec
 @dataclass(frozen=True)
 class Counterexample:
     input: Tensor  # raw, in the set; float64 on the CPU
-    answer: int | None  # what the model answers there; None: it has one output
+    answer: int | None  # the largest output there; None: the claim is not about the largest output
     margin_float32: float  # the lowest margin, as the Hugging Face model computes it in float32
     margin_float64: float
 
@@ -51,26 +53,41 @@ def falsify(
 
 
 def replay(model: Model, spec: Spec, judge: HuggingFaceModel | None, raw: Tensor) -> Finding:
-    """Whether this input of the set breaks the claim in the IR and, twice, in the model it was made from."""
+    """Whether this input of the set breaks the claim in the IR and, twice, in the model it was made from.
+
+    One row of the claim must be below zero in all of them; in float64 by more than what rounding may have done to it.
+    """
     raw = representable(spec.input, raw.to(spec.input.anchor))
+
+    def margins_of(net: Model) -> Tensor:
+        return spec.claim.margins(net.forward(spec.input.embed(raw)))
+
     with torch.no_grad():
-        ours = float(spec.claim.margins(model.forward(spec.input.embed(raw))).min())
+        margins = margins_of(model)
+    ours = float(margins.min())
     if not ours <= 0:
         return Finding(None, ours, f"an input was found whose margin is {ours:.3g} once it is rounded to float32")
     if judge is None:
         return Finding(
             None, ours, f"an input with margin {ours:.3g} was found, but there is no original to replay it in"
         )
+    with torch.no_grad():
+        rounding = sensitivity(model, margins_of)
     output = {dtype: output_of(judge, spec.input, raw, dtype) for dtype in (torch.float32, torch.float64)}
-    margin = {dtype: float(spec.claim.margins(y.to(spec.input.anchor.device)).min()) for dtype, y in output.items()}
-    if not all(value <= 0 for value in margin.values()):  # NaN is no counterexample
-        seen = f"{margin[torch.float32]:.3g} in float32 and {margin[torch.float64]:.3g} in float64"
+    theirs = {dtype: spec.claim.margins(y.to(spec.input.anchor.device)) for dtype, y in output.items()}
+    narrow, wide = theirs[torch.float32], theirs[torch.float64]
+    broken = (margins < -rounding) & (wide < -rounding) & (narrow < 0)  # NaN is no counterexample
+    if not bool(broken.any()):
+        k = int(margins.argmin())
+        seen = f"{float(narrow[k]):.3g} in float32 and {float(wide[k]):.3g} in float64"
+        if not bool((margins < -rounding).any()):
+            seen = f"{seen}, which rounding may have moved by {float(rounding[k]):.1g}"
         return Finding(None, ours, f"an input with margin {ours:.3g} was found, but Hugging Face's model has {seen}")
-    answer = int(output[torch.float64].argmax()) if spec.n_outputs > 1 else None
-    found = Counterexample(raw.cpu(), answer, margin[torch.float32], margin[torch.float64])
+    answer = None if spec.label is None else int(output[torch.float64].argmax())
+    found = Counterexample(raw.cpu(), answer, float(narrow.min()), float(wide.min()))
     unmoved = torch.equal(raw, spec.input.anchor)
     where = "the unperturbed input already breaks the claim" if unmoved else "an input of the ball breaks the claim"
-    instead = "" if answer is None or spec.label is None else f" (answer {answer} instead of {spec.label})"
+    instead = "" if answer is None else f" (answer {answer} instead of {spec.label})"
     return Finding(found, ours, f"{where}{instead}, by {-ours:.3g}; replayed in float32 and float64")
 
 

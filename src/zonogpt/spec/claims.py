@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,6 +16,10 @@ from zonogpt.errors import SpecError
 class Claim(Protocol):
     @property
     def n_rows(self) -> int: ...
+
+    @property
+    def words(self) -> str:
+        """What is claimed, for people."""
 
     def margins(self, output: Tensor) -> Tensor:
         """(..., outputs) -> (..., K): the value of each row; the claim holds where all are positive."""
@@ -43,6 +48,10 @@ class MarginClaim:
     def n_rows(self) -> int:
         return self.n_outputs - 1
 
+    @property
+    def words(self) -> str:
+        return f"label {self.label}"
+
     def rivals(self) -> list[int]:
         return [k for k in range(self.n_outputs) if k != self.label]
 
@@ -64,6 +73,7 @@ class MarginClaim:
 class LinearClaim:
     rows: Tensor  # (K, outputs)
     offset: Tensor  # (K,)
+    words: str = "linear claim"
 
     @property
     def n_rows(self) -> int:
@@ -92,6 +102,28 @@ def margin_claim(label: int, n_outputs: int) -> MarginClaim:
     if n_outputs < 2:
         raise SpecError("this model has one output: there is no rival for a label; leave the label out")
     return MarginClaim(index, n_outputs)
+
+
+def sign_claim(output: Tensor) -> LinearClaim:
+    """Every output keeps its side of 0; `output` (K,) says which. A row per output."""
+    sides = torch.where(output.double().cpu() > 0, 1.0, -1.0)
+    words = "the output keeps its sign" if len(sides) == 1 else f"each of {len(sides)} labels keeps its side of 0"
+    return LinearClaim(torch.diag(sides), torch.zeros_like(sides), words)
+
+
+def interval_claim(interval: object, n_outputs: int) -> LinearClaim:
+    """Every output stays inside (low, high); one side may be infinite. Rows: output - low, then high - output."""
+    try:
+        low, high = map(float, interval)  # type: ignore[call-overload]
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"an interval is two numbers (low, high), as (0.2, 0.8); got {interval!r}") from error
+    if not low < high or (math.isinf(low) and math.isinf(high)):  # NaN is not smaller
+        raise SpecError(f"an interval needs low < high, and at least one of them finite; got ({low:g}, {high:g})")
+    sides = [(1.0, -low), (-1.0, high)]
+    rows = torch.cat([sign * torch.eye(n_outputs, dtype=torch.float64) for sign, at in sides if math.isfinite(at)])
+    offset = torch.tensor([at for _, at in sides if math.isfinite(at)], dtype=torch.float64)
+    which = "the output stays" if n_outputs == 1 else f"all {n_outputs} outputs stay"
+    return LinearClaim(rows, offset.repeat_interleave(n_outputs), f"{which} between {low:g} and {high:g}")
 
 
 def linear_claim(rows: object, offset: object, n_outputs: int) -> LinearClaim:

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from zonogpt.errors import SpecError
 from zonogpt.model.ir import ImageEmbedding, Model, TokenEmbedding, as_ids, as_image
-from zonogpt.spec.claims import Claim, linear_claim, margin_claim
+from zonogpt.spec.claims import Claim, MarginClaim, interval_claim, linear_claim, margin_claim, sign_claim
 from zonogpt.spec.inputs import EmbeddingBox, PixelBox
 from zonogpt.tensors import moved
 
 NORMS = (math.inf, 2.0, 1.0)
+MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"  # of config.problem_type
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,13 @@ class Spec:
     input: PixelBox | EmbeddingBox
     claim: Claim
     radius: float
-    label: int | None  # None for a linear claim
+    label: int | None  # the label to keep; None where the claim is not about the largest output
     n_outputs: int
 
     def with_claim(self, rows: object, offset: object) -> Spec:
         """The same input set with the claim `rows @ output + offset > 0`, rows (K, outputs) and offset (K,)."""
-        return dataclasses.replace(self, claim=linear_claim(rows, offset, self.n_outputs), label=None)
+        claim = moved(linear_claim(rows, offset, self.n_outputs), self.input.anchor.device, torch.float64)
+        return dataclasses.replace(self, claim=claim, label=None)
 
     def shrunk(self, radius: float) -> Spec:
         """The same claim over the ball of a smaller radius."""
@@ -50,11 +52,12 @@ def image_ball(
     label: int | None = None,
     norm: float = math.inf,
     clip: tuple[float, float] = (0.0, 1.0),
+    interval: tuple[float, float] | None = None,
 ) -> Spec:
-    """All images within `radius` of `image`, clipped to `clip`, keep their label.
+    """All images within `radius` of `image`, clipped to `clip`, keep their answer.
 
-    `image` is (height, width) with floats in [0, 1]; `label=None` means the model's own prediction. `norm` is inf
-    (every pixel may move by the radius), 2 or 1.
+    `image` is (height, width) with floats in [0, 1]. `norm` is inf (every pixel may move by the radius), 2 or 1.
+    What the answer is, and what `label` and `interval` say of it: see `answer_claim`.
     """
     anchor = as_image(model, image)
     assert isinstance(model.embedding, ImageEmbedding)  # as_image checked it
@@ -68,7 +71,7 @@ def image_ball(
     wide = moved(model.embedding, model.device, torch.float64)
     lower, upper = outward(anchor, radius)
     box = PixelBox(wide, lower.clamp(min=low), upper.clamp(max=high), anchor, radius, float(norm))
-    return _spec(model, box, radius, label)
+    return _spec(model, box, radius, label, interval)
 
 
 def embedding_ball(
@@ -78,10 +81,12 @@ def embedding_ball(
     radius: float,
     label: int | None = None,
     norm: float = math.inf,
+    interval: tuple[float, float] | None = None,
 ) -> Spec:
     """The token embeddings at `positions` (0-based over the ids) move within `radius`, all coordinates together.
 
-    `norm` is inf (every coordinate may move by the radius), 2 or 1.
+    `norm` is inf (every coordinate may move by the radius), 2 or 1. What answer is to be kept, and what `label` and
+    `interval` say of it: see `answer_claim`.
     """
     given = as_ids(model, input_ids)
     radius = check_ball(radius, norm)
@@ -94,7 +99,7 @@ def embedding_ball(
     base[list(at)] = 0.0
     base = base + embedding.positions[: len(ids)].double()
     box = EmbeddingBox(base, given, at, *outward(anchor, radius), anchor, radius, float(norm))
-    return _spec(model, box, radius, label)
+    return _spec(model, box, radius, label, interval)
 
 
 def outward(anchor: Tensor, radius: float) -> tuple[Tensor, Tensor]:
@@ -133,16 +138,57 @@ def check_positions(positions: Iterable[int], n_ids: int, n_read: int) -> tuple[
     return at
 
 
-def _spec(model: Model, box: PixelBox | EmbeddingBox, radius: float, label: int | None) -> Spec:
-    """The margin claim for `label`; for a model with one output, that the output keeps its sign."""
-    if label is None:
-        with torch.no_grad():
-            output = model.forward(box.embed(box.anchor).to(model.dtype))
-        if not bool(output.isfinite().all()):
-            raise SpecError("the model's own output is NaN or infinite on this input: there is no answer to keep")
-        if model.n_outputs == 1:
-            sign = 1.0 if float(output) > 0 else -1.0
-            return Spec(box, linear_claim([[sign]], [0.0], 1), radius, None, 1)
-        label = int(output.argmax())
-    claim = margin_claim(label, model.n_outputs)
-    return Spec(box, claim, radius, claim.label, model.n_outputs)
+def _spec(
+    model: Model,
+    box: PixelBox | EmbeddingBox,
+    radius: float,
+    label: int | None,
+    interval: tuple[float, float] | None,
+) -> Spec:
+    claim = moved(answer_claim(model, box, label, interval), model.device, torch.float64)
+    return Spec(box, claim, radius, claim.label if isinstance(claim, MarginClaim) else None, model.n_outputs)
+
+
+def answer_claim(
+    model: Model, box: PixelBox | EmbeddingBox, label: int | None, interval: tuple[float, float] | None
+) -> Claim:
+    """That the model's answer does not change.
+
+    The answer is the largest output: `label`, by default the model's own on the unperturbed input. A model of one
+    output answers by its sign, and a multi-label classifier (config.problem_type) by the sign of each output. Of a
+    regression model, what counts as the same answer is for the user to say: every output stays inside `interval`.
+    """
+    check_answer(model, label, interval is not None)
+    if interval is not None:
+        return interval_claim(interval, model.n_outputs)
+    if label is not None:
+        return margin_claim(label, model.n_outputs)
+    with torch.no_grad():
+        output = model.forward(box.embed(box.anchor).to(model.dtype))
+    if not bool(output.isfinite().all()):
+        raise SpecError("the model's own output is NaN or infinite on this input: there is no answer to keep")
+    if model.n_outputs == 1 or model.problem == MULTI_LABEL:
+        return sign_claim(output)
+    return margin_claim(int(output.argmax()), model.n_outputs)
+
+
+def check_answer(model: Model, label: int | None, interval: bool = False) -> None:
+    """SpecError unless a claim about this model may be made with such a label, or with or without an interval."""
+    if interval:
+        if label is not None:
+            raise SpecError("give a label or an interval, not both")
+        if model.problem != REGRESSION and model.n_outputs > 1:
+            raise SpecError(f"an interval is for regression models; {model.name} answers with one of its labels")
+        return
+    if model.problem == REGRESSION:
+        raise SpecError(
+            f"{model.name} is a regression model: say where its output must stay, interval=(low, high)"
+            " (--interval LOW,HIGH of verify)"
+        )
+    if label is not None and model.problem == MULTI_LABEL:
+        raise SpecError(
+            f"{model.name} is a multi-label classifier: every label keeps its side of 0, so there is none to name."
+            " Leave the label out, or claim rows with spec.with_claim(rows, offset)"
+        )
+    if label is not None:
+        margin_claim(label, model.n_outputs)

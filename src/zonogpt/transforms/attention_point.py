@@ -44,6 +44,11 @@ class AttentionPoint:
     def hidden(self) -> Tensor:
         return ~self.visible
 
+    @property
+    def n_keys(self) -> Tensor:
+        """(1, S): how many keys a query sees."""
+        return self.visible.sum(-1)[None]
+
     def branch(self) -> Tensor:
         """B(n) + b_o, (S, d)."""
         return self.OW.sum(0) + self.block.b_o

@@ -10,14 +10,13 @@ features of a head.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from zonogpt.domains.rounding import gamma, up
+from zonogpt.domains.rounding import gamma, gammas, up
 from zonogpt.model.ir import AttentionBlock
 
 
@@ -44,10 +43,15 @@ class Point(Protocol):
     def hidden(self) -> Tensor:
         """(..., I, S): keys that the mask takes away."""
 
+    @property
+    def n_keys(self) -> Tensor:
+        """(..., 1, I): how many keys a query sees. Sums over keys have so many terms: to add zeros rounds nothing, and
+        keys that a query does not see must not change its bound."""
+
 
 def doubt_of(P: Tensor) -> Tensor:
     """By which part of it P, as exp made it, may differ from the normalised row: exp's error and the sum's."""
-    return (P.sum(-1) - 1).abs() * (1 + gamma(4, P.dtype)) + gamma(P.shape[-1] + 8, P.dtype)
+    return (P.sum(-1) - 1).abs() * (1 + gamma(4, P.dtype)) + gammas((P > 0).sum(-1) + 8, P.dtype, P)
 
 
 @dataclass(frozen=True)
@@ -156,10 +160,11 @@ def attention_rounding(
     U_moving = up(U_moving, 2 * e)
     # Tangents are centred with P as computed; the mean that is left is `doubt` of that of the sizes.
     mean = (point.P * U_moving).sum(-1, keepdim=True)
-    tangents = gamma(d + e + 2 * S + 16, narrow) * (U_moving + mean) + 2 * point.doubt[..., None] * mean
+    keys = point.n_keys[..., None]
+    tangents = gammas(d + e + 2 * keys + 16, narrow, mean) * (U_moving + mean) + 2 * point.doubt[..., None] * mean
     tangents = tangents + symbols * (2 * e + S) * torch.finfo(narrow).tiny
     # log_softmax subtracts the row's maximum and a logarithm: what all keys lose alike does not matter.
-    logarithms = gamma(8, wide) * (pairs.amax(-1, keepdim=True) + math.log(S) + 1)
+    logarithms = gamma(8, wide) * (pairs.amax(-1, keepdim=True) + keys.to(pairs).log() + 1)
     scores = up(at_centre + tangents + logarithms, 2 * e + S).masked_fill(point.hidden, 0.0)
     return AttentionRounding(Q, K, V, Q_moving, K_moving, V_moving, U_moving, scores, narrow, symbols)
 
@@ -175,7 +180,7 @@ def head_rounding(
     (S, e), wide = point.K.shape[-2:], point.P.dtype
     d, n = point.block.w_o.shape[0], r.V_moving.shape[-2]
     apart = coefficients @ point.V.abs() + coefficients.sum(-1, keepdim=True) * point.O.abs()
-    heads = (gamma(d + e + S + 16, wide) + 2 * point.doubt)[..., None] * apart
+    heads = (gammas(d + e + point.n_keys + 16, wide, point.P) + 2 * point.doubt)[..., None] * apart
     heads = heads + (point.P + total) @ r.value(dtype)
     heads = heads + gamma(d + e + 8, wide) * (total[..., S - n :] @ r.V_moving)
     return up(heads + r.underflow(2 * S, dtype), 2 * S)
@@ -191,8 +196,9 @@ def output_rounding(
     `dtype` is the type that the linear part is computed in.
     """
     block, (H, S), e = point.block, point.K.shape[-3:-1], point.Q.shape[-1]
+    keys = point.n_keys[..., 0, :, None]
     d = H * e
     parts = [block.join_heads(x) for x in (output.abs(), heads, moved)]
     output, heads, moved = (torch.cat(parts, dim=-2) @ block.w_o.abs()).chunk(3, dim=-2)
     out = gamma(d + H + 4, c.dtype) * (c.abs() + output + block.b_o.abs()) + heads
-    return up(out + gamma(4 * d + e + (3 + H) * S + 24, dtype) * (radius + moved), 2 * (d + S + e))
+    return up(out + gammas(4 * d + e + (3 + H) * keys + 24, dtype, out) * (radius + moved), 2 * (d + S + e))

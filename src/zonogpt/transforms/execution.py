@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from zonogpt.arithmetic import Arithmetic
-from zonogpt.domains.rounding import LIBRARY, gamma, length, up
+from zonogpt.domains.rounding import LIBRARY, gamma, gammas, length, up
 from zonogpt.model.ir import AttentionBlock, Head, LayerNorm, MlpBlock
 from zonogpt.spec.inputs import InputBox
 
@@ -82,11 +82,12 @@ def attention_error(
 ) -> Tensor:
     """(..., I, d): of the block, for the last I tokens.
 
-    Sizes: Q (..., H, I, e), K and V (..., H, S, e), P (..., H, I, S) of the probabilities, n (..., S, d) of LayerNorm's
-    output, off by `n_error`, and skip (..., I, d) of the block's input.
+    Sizes: Q (..., H, I, e), K and V (..., H, S, e), P (..., H, I, S) of the probabilities (0 where hidden), n
+    (..., S, d) of LayerNorm's output, off by `n_error`, and skip (..., I, d) of the block's input.
     """
     S, e = K.shape[-2:]
     n_queries, d = Q.shape[-2], n.shape[-1]
+    keys = (P > 0).sum(-1, keepdim=True)  # that a query sees: sums over them have so many terms
     errors = dense_error(n, n_error, block.w_qkv, block.b_qkv).chunk(3, dim=-1)
     dQ, dK, dV = map(block.split_heads, errors)
     dQ = dQ[..., S - n_queries :, :]
@@ -95,10 +96,10 @@ def attention_error(
     largest = (pairs * block.scale).masked_fill(P == 0, 0.0).amax(-1, keepdim=True)
     # Numerators and their sum: exponents off by the scores' error and by what taking the maximum off rounds.
     worst = up((scores.masked_fill(P == 0, 0.0) + rounds(4) * largest).amax(-1, keepdim=True), e + S)
-    dP = P * torch.expm1(2 * worst + rounds(S + 4 * LIBRARY + 8))
-    dP = dP + S * torch.finfo(torch.float32).tiny * (P > 0)  # numerators that underflow
+    dP = P * torch.expm1(2 * worst + gammas(keys + 4 * LIBRARY + 8, torch.float32, P))
+    dP = dP + keys * torch.finfo(torch.float32).tiny * (P > 0)  # numerators that underflow
     heads = P @ V
-    dO = up(dP @ (V + dV) + P @ dV + rounds(S + 2) * ((P + dP) @ (V + dV)), 2 * S)
+    dO = up(dP @ (V + dV) + P @ dV + gammas(keys + 2, torch.float32, P) * ((P + dP) @ (V + dV)), 2 * S)
     parts = torch.cat([block.join_heads(heads + dO), block.join_heads(dO)], dim=-2) @ block.w_o.abs()
     out, moved = parts.split(n_queries, dim=-2)
     error = up(moved + rounds(d + 4) * (out + block.b_o.abs() + skip), 2 * d)
@@ -118,7 +119,7 @@ def mlp_error(block: MlpBlock, hidden: Tensor, n: Tensor, n_error: Tensor, skip:
 
 def output_error(head: Head, pool: Tensor, n: Tensor, n_error: Tensor) -> Tensor:
     """(..., outputs): of the logits; n and n_error (..., S, d) of the final LayerNorm, `pool` (S,) its weights."""
-    S, d = n.shape[-2:]
+    S, d = int((pool > 0).sum()), n.shape[-1]
     size, off = (torch.einsum("s,...sd->...d", pool, x) for x in (n + n_error, n_error))
     off = up(off + rounds(S + 2) * size, S)
     bias = 0 if head.bias is None else head.bias.abs()

@@ -128,13 +128,14 @@ def methods(summary: Summary) -> Sheet:
         note=(
             "Our counts are over exactly the instances that a method was run on, and “E there” is method E on the same"
             f" ones. The paper's are over all {paper.INSTANCES * 16:,} of its own; compare them with ours only where"
-            " the second column says 16 of 16 models whole."
+            " the third column says 16 of 16 models whole. “Rounding”: whether what the proofs round themselves was"
+            " bounded, or only estimated, when they were run."
         ),
         columns=(
-            "Method", "Models run whole", *PROVED, "E there, proved", "E there, seconds",
+            "Method", "Rounding", "Models run whole", *PROVED, "E there, proved", "E there, seconds",
             f"Paper, solved of {paper.INSTANCES * 16:,}", "Paper, seconds", *NOT_PROVED,
         ),
-        word_columns=(0, 1),
+        word_columns=(0, 1, 2),
         rows=tuple(_method_row(name, known.get(name), k) for k, name in enumerate(names)),
     )  # fmt: skip
 
@@ -144,10 +145,10 @@ def _method_row(method: str, total: Total | None, k: int) -> tuple[Value, ...]:
     if method in paper.OUT_OF_MEMORY:
         theirs = Value("out of memory", ""), EMPTY
     if total is None:
-        return (Value(method, k), Value("not run", ""), *[EMPTY] * 5, *theirs, *[EMPTY] * 3)
+        return (Value(method, k), EMPTY, Value("not run", ""), *[EMPTY] * 5, *theirs, *[EMPTY] * 3)
     whole = f"{total.whole} of {total.models}" + ("" if total.complete else " (subset)")
-    return (Value(method, k), Value(whole, total.whole), *_proved(total.count), *_same(total.count, total.ours),
-            *theirs, *_not_proved(total.count))  # fmt: skip
+    return (Value(method, k), Value(total.guarantee), Value(whole, total.whole), *_proved(total.count),
+            *_same(total.count, total.ours), *theirs, *_not_proved(total.count))  # fmt: skip
 
 
 def _same(count: Count, ours: Count) -> tuple[Value, Value]:

@@ -73,6 +73,7 @@ class Total:
     """One method over all instances that it was run on, and E on exactly these."""
 
     method: str
+    guarantee: str  # how its proofs account for their own rounding: "bounded", "estimated", or both
     models: int
     whole: int  # of them, models with all 180 instances
     count: Count
@@ -227,6 +228,7 @@ def totals(rows: Sequence[Row], lines: Sequence[ModelLine]) -> tuple[Total, ...]
         out.append(
             Total(
                 method=method,
+                guarantee=", ".join(sorted({row.guarantee for row in found[method]})),
                 models=len(cells),
                 whole=len(whole),
                 count=Count.of(found[method]),

@@ -29,7 +29,7 @@ from zonogpt.domains.ellipsoidal import (
     weights,
 )
 from zonogpt.domains.finite import require_finite
-from zonogpt.domains.rounding import gamma, length, up
+from zonogpt.domains.rounding import gammas, length, up
 from zonogpt.model.ir import AttentionBlock
 from zonogpt.transforms.attention_rounding import (
     AttentionRounding,
@@ -59,6 +59,7 @@ from zonogpt.transforms.ellipsoidal.attention_point import (
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep, layernorm_step, rounded_off
 from zonogpt.transforms.ellipsoidal.softmax import SoftmaxStep, softmax_step
 from zonogpt.transforms.execution import attention_error
+from zonogpt.transforms.softmax import masked
 
 KEPT_CHUNKS = 4  # tangents are kept for their second use if they take no more than this many chunks
 
@@ -177,7 +178,7 @@ def attention_step(
     del kept, images
     value_gram = minkowski(sums.V.cover, pr.VV_heads)
     product = value_products(point, s, score_gram, value_gram)
-    local = minkowski(softmax_cover(s, point.P, values), product)
+    local = minkowski(softmax_cover(s, point.log_P, values), product)
     shifted = point.O + (s.shift[..., None, :] @ values).squeeze(-2)  # (B, H, I, e)
     before, deviation = z.c[:, -n_queries:], z.radius[:, -n_queries:]
     off = {
@@ -263,7 +264,9 @@ def branch_rounding(
     # The slopes' mean value is taken off score_values, which is free for scores whose mean is exactly zero.
     mean = (P * (r.U_moving + linear)).sum(-1, keepdim=True)
     mean_value = (P * slope) @ point.V.abs() + (P * slope).sum(-1, keepdim=True) * point.O.abs()
-    heads = heads + up((gamma(2 * S + 8, c.dtype) + 2 * point.doubt)[..., None] * mean * mean_value, 2 * S)
+    heads = heads + up(
+        (gammas(2 * point.n_keys + 8, c.dtype, P) + 2 * point.doubt)[..., None] * mean * mean_value, 2 * S
+    )
     moved = P * (r.U_moving + (P * r.U_moving).sum(-1, keepdim=True))
     moved = (moved[..., None, :] @ score_values.abs()).squeeze(-2) + P[..., point.first :] @ r.V_moving
     return output_rounding(point, heads, moved, shifted, c, radius, dtype) + r.underflow(c.shape[-1], dtype)
@@ -289,17 +292,19 @@ def execution_error(
     return attention_error(point.block, up(point.Q.abs() + r.Q_moving), K, V, P, n, off, skip)
 
 
-def softmax_cover(s: SoftmaxStep, P: Tensor, values: Tensor) -> Tensor:
+def softmax_cover(s: SoftmaxStep, log_P: Tensor, values: Tensor) -> Tensor:
     """(B, H, I, e, e): contains sum_j (xi common_j + xi_j (error_j + scores_j)) v'_j; values (B, H, I, S, e).
 
     Without a slope that sum is sum_j p_j v'_j for a distribution p with p_j <= P_j + total_j, and
     (sum_j p_j l_j)^2 <= sum_j p_j l_j^2: probabilities add up to 1, however many keys may rise.
     """
     common = s.common[..., None, :] @ values  # one more direction, with coefficient xi
-    size = torch.cat([up(s.error + s.scores), torch.ones_like(s.error[..., :1])], dim=-1)
+    hidden = masked(log_P)
+    size = up(s.error + s.scores).masked_fill(hidden, 0.0)
+    size = torch.cat([size, torch.ones_like(size[..., :1])], dim=-1)
     box = box_cover(torch.cat([values, common], dim=-2), size)
-    scaled = up(P + s.total).sqrt()[..., None] * values
-    hull = rounded_out(symmetric_product(scaled.mT, scaled), terms=P.shape[-1])
+    scaled = up(log_P.exp() + s.total).masked_fill(hidden, 0.0).sqrt()[..., None] * values
+    hull = rounded_out(symmetric_product(scaled.mT, scaled), terms=(~hidden).sum(-1))
     smaller = ~s.sloped & (trace(hull) < trace(box))
     return torch.where(smaller[..., None, None], hull, box)
 
@@ -312,11 +317,13 @@ def value_products(point: AttentionPoint, s: SoftmaxStep, score_gram: Tensor, va
     """
     moving = slice(point.first, None)
     total, residual, P = s.total[..., moving], s.residual[..., moving], point.P[..., moving]
-    t = weights(total, -1) / weights(trace(value_gram).sqrt(), -1)[:, :, None]
+    hidden = point.hidden[..., moving]
+    size = trace(value_gram).sqrt()[:, :, None].expand(total.shape).masked_fill(hidden, 0.0)
+    t = weights(total, -1) / weights(size, -1)
     root = P / t.sqrt()
     linear = lambda_max(root[..., :, None] * score_gram[..., moving, moving] * root[..., None, :]).sqrt()
     together = (linear + (residual.square() / t).sum(-1).sqrt()).square()
     apart = (total.square() / t).sum(-1)
-    keys = total.shape[-1]
-    smaller = up(torch.fmin(apart, together), 2 * keys + 16)
-    return rounded_out(smaller[..., None, None] * torch.einsum("bhin,bhnef->bhief", t, value_gram), terms=keys)
+    smaller = up(torch.fmin(apart, together), 2 * total.shape[-1] + 16)
+    seen = torch.einsum("bhin,bhnef->bhief", t.masked_fill(hidden, 0.0), value_gram)
+    return rounded_out(smaller[..., None, None] * seen, terms=(~hidden).sum(-1))

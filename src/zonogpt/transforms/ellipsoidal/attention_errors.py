@@ -25,7 +25,7 @@ from zonogpt.domains.ellipsoidal import (
     weights,
     widened,
 )
-from zonogpt.domains.rounding import gamma, up
+from zonogpt.domains.rounding import gamma, gammas, up
 from zonogpt.transforms.ellipsoidal.attention_point import AttentionPoint
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep
 
@@ -94,15 +94,15 @@ def error_scores(point: AttentionPoint, pr: Projections) -> ErrorScores:
     cross = moved_key.masked_fill(own, 0.0)
     u = cross.sqrt()
     mean = (P * u).sum(-1, keepdim=True)
-    keys, dtype = P.shape[-1], P.dtype
-    others = (1 - 2 * P) * u + mean + gamma(keys + 8, dtype) * (u + mean)  # (1 - P_j) u_j + sum_{k != j} P_k u_k
+    n_keys, keys, dtype = point.n_keys[..., None], P.shape[-1], P.dtype
+    others = (1 - 2 * P) * u + mean + gammas(n_keys + 8, dtype, P) * (u + mean)  # (1 - P_j) u_j + sum_{k != j} P_k u_k
     t = weights((P * cross).sqrt(), -1)
     r = cross / t
     spread = (P.square() * r).sum(-1)[..., None, None] - (P * r)[..., :, None] - (P * r)[..., None, :]
     # Entry (a, b) adds up sum P^2 r, P_a r_a and P_b r_b: rows of what they round are at most so large.
-    slack = gamma(keys + 8, dtype) * (2 * keys + 1) * (P * r).sum(-1, keepdim=True)
+    slack = gammas(n_keys + 8, dtype, P) * (2 * n_keys + 1) * (P * r).sum(-1, keepdim=True)
     slack = up(slack + gamma(4, dtype) * r.sum(-1, keepdim=True), keys)
-    cross_gram = up(t.sum(-1), keys)[..., None, None] * (torch.diag_embed(r + slack) + spread)
+    cross_gram = up(t.masked_fill(hidden, 0.0).sum(-1), keys)[..., None, None] * (torch.diag_embed(r + slack) + spread)
 
     # Own token: a_j = (K_j - Kbar) / sqrt(e) meets the query's change, (delta_ij - P_ii) Q_i / sqrt(e) the key's.
     a = (point.K[:, :, None] - (P @ point.K)[:, :, :, None]) * scale  # (B, H, I, S, e)
@@ -179,8 +179,13 @@ def error_images(
         crossed.append(t_crossed)
     out.diagonal(dim1=-2, dim2=-1).add_(up(rounding * (rounding.sum(-1) / t_own[2])[..., None], 2 * rounding.shape[-1]))
     t = ImageWeights(t_own, t_local, torch.cat(crossed, dim=1))
-    total = up(total + t.crossed.sum(-1), point.P.shape[-1] + H)
+    total = up(total + (t.crossed * others(point)).sum(-1), point.P.shape[-1] + H)
     return handed_on(rounded_out(out.mul_(total[..., None, None]))), t
+
+
+def others(point: AttentionPoint) -> Tensor:
+    """(B, I, n) booleans: the query sees this moving token, and it is not its own."""
+    return ~(point.own[:, point.first :] | point.hidden[:, 0, :, point.first :])
 
 
 def _query_bytes(point: AttentionPoint) -> int:
@@ -200,7 +205,7 @@ def _crossed(
     first, H = point.first, point.block.n_heads
     Q, P = point.Q[:, :, queries], point.P[:, :, queries, first:]  # (B, H, i, e), (B, H, i, n)
     b = score_values[:, :, queries, first:] * (P * point.block.scale)[..., None]  # (B, H, i, n, e)
-    other = ~(point.own[queries, first:] | point.hidden[:, 0, queries, first:])  # (B, i, n)
+    other = others(point)[:, queries]  # (B, i, n)
     # Any weights are sound; these are the images' sizes up to the triangle inequality and W_o's correlations.
     by_score = torch.linalg.vector_norm(b, dim=-1) * key[:, :, queries] / point.block.scale
     size = P * trace(pr.VV_heads).sqrt()[:, :, None] + by_score
@@ -225,7 +230,7 @@ def _crossed(
     of_value, of_key = _sizes(point, pr)
     summands = P * of_value[:, :, None] + torch.linalg.vector_norm(b, dim=-1) * of_key[:, :, queries]
     parts = (summands.square().sum(1) * inverse).sum(-1)
-    return widened(inner, gamma(4 * e * H + 2 * e + 2 * P.shape[-1] + 32, b.dtype) * parts), t
+    return widened(inner, gammas(4 * e * H + 2 * e + 2 * other.sum(-1) + 32, b.dtype, parts) * parts), t
 
 
 def _sizes(point: AttentionPoint, pr: Projections) -> tuple[Tensor, Tensor]:

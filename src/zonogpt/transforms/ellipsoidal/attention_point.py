@@ -41,6 +41,11 @@ class AttentionPoint:
         return self.log_P == -math.inf
 
     @property
+    def n_keys(self) -> Tensor:
+        """(B, 1, I): how many keys a query sees."""
+        return (~self.hidden[:, :1]).sum(-1)
+
+    @property
     def own(self) -> Tensor:
         """(I, S) booleans: the key is the query's own token."""
         I, S = self.P.shape[-2:]  # noqa: E741
