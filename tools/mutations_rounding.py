@@ -29,5 +29,7 @@ ROUNDING_TERMS: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("executions: score errors", EXECUTION, "torch.expm1(2 * worst + gammas", "torch.expm1(gammas", EXECUTIONS),
     ("executions: LayerNorm's mean", EXECUTION, "off = rounds(d + 3 * d.bit_length() + 12) * size.mean(-1, keepdim=True) +", "off =", EXECUTIONS),
     ("executions: the block forgotten", E_MLP, "rounding = rounding + mlp_error(", "rounding = rounding + 0 * mlp_error(", EXECUTIONS),
-    ("TF32 not looked for", "verify.py", "            require_full_precision(device)\n", "", SUMS),
+    ("TF32 not looked for", "precision.py", "        require_full_precision(device)\n", "", ("test_precision.py",)),
+    ("products emulated by integers not looked for", "precision.py", ", wide @ back, back @ wide.T]", "]", ("test_precision.py",)),
+    ("the newer setting of TF32 left alone", "precision.py", "place.fp32_precision = \"ieee\"", "pass", ("test_precision.py",)),
 ]  # fmt: skip

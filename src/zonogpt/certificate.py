@@ -31,13 +31,14 @@ from zonogpt.methods.plan import chunk_bytes
 from zonogpt.methods.tape import Tape, forward
 from zonogpt.model.ir import AttentionBlock, ImageEmbedding, Model
 from zonogpt.options import resolve_device
+from zonogpt.precision import full_precision
 from zonogpt.spec.claims import LinearClaim
 from zonogpt.spec.inputs import EmbeddingBox
 from zonogpt.spec.spec import Spec
 from zonogpt.tensors import moved
 from zonogpt.transforms.ellipsoidal.attention import AttentionStep
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep
-from zonogpt.verify import check_match, full_precision, out_of_memory
+from zonogpt.verify import check_match, out_of_memory
 
 FORMAT = "zonogpt certificate 1"
 ZEROS = "0" * 64

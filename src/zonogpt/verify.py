@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from zonogpt.arithmetic import Arithmetic, check_arithmetic
-from zonogpt.errors import OptionError, PrecisionError, SpecError
+from zonogpt.errors import OptionError, SpecError
 from zonogpt.memory import free_bytes, peak_bytes, reset_peak
 from zonogpt.methods import METHODS, guarantee
 from zonogpt.methods.method import Bounds, Method, NonFiniteBlockError, NotEnoughMemoryError, OnBlock, Progress
@@ -21,6 +20,7 @@ from zonogpt.model.agreement import require_close
 from zonogpt.model.ir import Model
 from zonogpt.model.replay import HuggingFaceModel, original
 from zonogpt.options import check_limits, check_method, check_seed, resolve_device, resolve_dtype
+from zonogpt.precision import full_precision
 from zonogpt.result import Result, Status
 from zonogpt.search.falsify import Finding, falsify, output_of, replay
 from zonogpt.spec.claims import Claim
@@ -378,31 +378,3 @@ def check_match(model: Model, spec: Spec) -> None:
     """A spec holds embedded inputs, so it is about one embedding: with other weights it would be another set."""
     if spec.n_outputs != model.n_outputs or not spec.input.belongs_to(model):
         raise SpecError("the spec was built for another model; build it again with the model you verify")
-
-
-@contextlib.contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """TF32, reduced reductions and autocast off while bounds are computed, and looked at whether they are."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.autocast(device.type, enabled=False):
-            require_full_precision(device)
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def require_full_precision(device: torch.device) -> None:
-    """Products of 1 + eps with 1, and sums of eps onto 1, must come out exact: with fewer bits they would not."""
-    for dtype in (torch.float32, torch.float64):
-        eps = torch.finfo(dtype).eps
-        ones = torch.ones(64, 64, dtype=dtype, device=device)
-        more = (1 + eps) * torch.eye(64, dtype=dtype, device=device)
-        sums = torch.zeros_like(ones)
-        sums[:, 0], sums[:, 40] = 1, eps
-        products = torch.stack([more @ ones, ones @ more, sums @ ones])
-        if not bool((products == 1 + eps).all()):
-            raise PrecisionError(
-                f"{device} multiplies {str(dtype).removeprefix('torch.')} matrices with fewer bits than that"
-            )

@@ -75,7 +75,7 @@ class EllipsoidalMethod:
         budget = self._besides(default_budget(model.device) if budget_bytes is None else budget_bytes)
         item, least = dtype.itemsize, LEAST_MOVING.get(model.device.type, 1.0)
         if self.prefixes is not None and self.prefixes.arithmetic == "float32":
-            least = 1.0  # what executions round off is bounded in another way where a token may move: not the same bound
+            least = 1.0  # executions of tokens that may move are bounded in another way: margins would differ
         out = []
         for group in groups.values():
             size = {i: sizes(model, specs[i]) for i in group}

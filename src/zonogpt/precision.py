@@ -1,0 +1,80 @@
+"""Full precision of matrix products while bounds are computed: asked for, and looked at."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from zonogpt.errors import PrecisionError
+
+SPREAD = {torch.float32: 60, torch.float64: 500}  # exponents of the probe, up and down: all products are normal numbers
+
+
+@contextlib.contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """TF32, bfloat16 products and autocast are off inside. Settings are left as they were found."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_highest())
+        stack.enter_context(torch.autocast(device.type, enabled=False))
+        require_full_precision(device)
+        yield
+
+
+@contextlib.contextmanager
+def _highest() -> Iterator[None]:
+    """PyTorch has two interfaces to the same setting and refuses to read the older one after the newer was used."""
+    places = _newer_interface()
+    found = [place.fp32_precision for place in places]
+    try:
+        older = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the user has set the newer one
+        older = "highest"
+    try:
+        if older != "highest":
+            torch.set_float32_matmul_precision("highest")
+        for place in places:
+            if place.fp32_precision not in ("none", "ieee"):
+                place.fp32_precision = "ieee"
+        yield
+    finally:
+        if older != "highest":
+            torch.set_float32_matmul_precision(older)
+        for place, value in zip(places, found, strict=True):
+            if place.fp32_precision != value:
+                place.fp32_precision = "none"  # inherits from the setting above it
+            if place.fp32_precision != value:
+                place.fp32_precision = value
+
+
+def _newer_interface() -> list[Any]:
+    """What holds the precision of products in float32; nothing in versions of PyTorch that lack that interface."""
+    if not hasattr(torch.backends, "fp32_precision"):
+        return []
+    backends: Any = torch.backends  # newer than its type annotations
+    return [backends.cuda.matmul, backends.mkldnn.matmul]
+
+
+def require_full_precision(device: torch.device) -> None:
+    """PrecisionError unless products and sums come out as IEEE arithmetic has them.
+
+    Products of 1 + eps with 1, and sums of eps onto 1, must be exact: with fewer bits they would not be. So must they
+    beside numbers that are larger by many orders of magnitude and meet zeros: products that are emulated by integers
+    cut a row at the same place for all its entries, wherever the largest of them is.
+    """
+    for dtype in (torch.float32, torch.float64):
+        eps = torch.finfo(dtype).eps
+        ones = torch.ones(64, 64, dtype=dtype, device=device)
+        more = (1 + eps) * torch.eye(64, dtype=dtype, device=device)
+        sums = torch.zeros_like(ones)
+        sums[:, 0], sums[:, 40] = 1, eps
+        powers = torch.arange(64, dtype=dtype, device=device) / 63 * 2 * SPREAD[dtype] - SPREAD[dtype]
+        scale = torch.exp2(powers.round())
+        wide, back = (1 + eps) * ones * scale, torch.diag(1 / scale)  # rows of all sizes, and what undoes them
+        products = torch.stack([more @ ones, ones @ more, sums @ ones, wide @ back, back @ wide.T])
+        if not bool((products == 1 + eps).all()):
+            raise PrecisionError(
+                f"{device} multiplies {str(dtype).removeprefix('torch.')} matrices with fewer bits than that"
+            )
