@@ -25,7 +25,7 @@ ALLOWED = {
     "domains": set(),
     "transforms": {"arithmetic", "domains", "model", "spec", "tensors"},
     "methods": {"arithmetic", "errors", "domains", "memory", "transforms", "model", "spec", "result", "tensors"},
-    "options": {"errors", "methods", "model"},
+    "options": {"arithmetic", "errors", "methods", "model", "tensors"},
     "search": {"errors", "model", "spec", "tensors"},
     "verify": {"arithmetic", "errors", "memory", "methods", "model", "options", "precision", "result", "search", "spec",
                "tensors"},

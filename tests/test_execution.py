@@ -10,6 +10,7 @@ import torch
 import zonogpt
 from builders import (
     attention_block,
+    config,
     generator,
     image_config,
     image_model,
@@ -21,66 +22,92 @@ from builders import (
 from zonogpt.domains.ellipsoidal import EllipsoidalZonotope
 from zonogpt.domains.structured import StructuredZonotope
 from zonogpt.errors import OptionError
-from zonogpt.model.ir import LayerNorm
+from zonogpt.model.ir import Head, ImageEmbedding, LayerNorm, MlpBlock
+from zonogpt.spec.inputs import EmbeddingBox, PixelBox
 from zonogpt.tensors import map_tensors
 from zonogpt.transforms.attention import fused_attention
 from zonogpt.transforms.attention_rounding import Still
 from zonogpt.transforms.decomposed_attention import decomposed_attention
 from zonogpt.transforms.ellipsoidal.attention import attention_step
 from zonogpt.transforms.ellipsoidal.mlp import mlp_step
-from zonogpt.transforms.execution import norm_error
+from zonogpt.transforms.execution import (
+    attention_error,
+    dense_error,
+    embedding_rounding,
+    mlp_error,
+    norm_error,
+    output_error,
+)
 from zonogpt.transforms.mlp import fused_mlp, sequential_mlp
 
 F32 = np.float32
 LIMIT = 1 << 30
 
 
-def in_some_order(terms, order):
+def as_it_is(x):
+    return x
+
+
+def flushed(x):
+    """What is below the smallest normal number is zero: results and operands, as some processors are set."""
+    return np.where(np.abs(x) < np.finfo(F32).tiny, F32(0), x).astype(F32)
+
+
+def in_some_order(terms, order, keep=as_it_is):
     """The sum of float32 terms (..., k) along the last axis: forward, backward, shuffled, or by halves."""
-    terms = terms.astype(F32)
+    terms = keep(terms.astype(F32))
     if order == "halves":
         while terms.shape[-1] > 1:
             k = terms.shape[-1] // 2
-            terms = np.concatenate([terms[..., :k] + terms[..., k : 2 * k], terms[..., 2 * k :]], axis=-1)
+            terms = np.concatenate([keep(terms[..., :k] + terms[..., k : 2 * k]), terms[..., 2 * k :]], axis=-1)
         return terms[..., 0]
     index = {"forward": np.arange(terms.shape[-1]), "backward": np.arange(terms.shape[-1])[::-1]}.get(
         order, np.random.default_rng(1).permutation(terms.shape[-1])
     )
     total = np.zeros(terms.shape[:-1], F32)
     for k in index:
-        total = total + terms[..., k]
+        total = keep(total + terms[..., k])
     return total
 
 
-def dot(a, b, order):
-    """(n, k) @ (k, m), every product and every sum rounded."""
-    return in_some_order(a[:, None, :] * b.T[None], order)
-
-
 class Execution:
-    """The network in numpy's float32, one rounding at a time."""
+    """The network in numpy's float32, one rounding at a time; `keep` is applied to every operand and result."""
 
-    def __init__(self, order, variance="two passes"):
-        self.order, self.variance = order, variance
+    def __init__(self, order, variance="two passes", keep=as_it_is):
+        self.order, self.variance, self.keep = order, variance, keep
+
+    def sum(self, terms):
+        return in_some_order(terms, self.order, self.keep)
+
+    def times(self, a, b):
+        with np.errstate(under="ignore", over="ignore"):
+            return self.keep(self.keep(a) * self.keep(b))
+
+    def plus(self, a, b):
+        return self.keep(self.keep(a) + self.keep(b))
+
+    def dot(self, a, b):
+        """(n, k) @ (k, m), every product and every sum rounded."""
+        return self.sum(self.times(a[:, None, :], b.T[None]))
 
     def norm(self, norm, x):
         gamma, beta = (t.float().numpy() for t in (norm.gamma, norm.beta))
-        d = F32(x.shape[-1])
+        d, keep = F32(x.shape[-1]), self.keep
         if self.variance == "updates":
             mean, m2 = np.zeros(len(x), F32), np.zeros(len(x), F32)
             for k in range(x.shape[-1]):
-                delta = x[:, k] - mean
-                mean = mean + delta / F32(k + 1)
-                m2 = m2 + delta * (x[:, k] - mean)
-            z, variance = x - mean[:, None], m2 / d
+                delta = self.plus(x[:, k], -mean)
+                mean = self.plus(mean, keep(delta / F32(k + 1)))
+                m2 = self.plus(m2, self.times(delta, self.plus(x[:, k], -mean)))
+            z, variance = self.plus(x, -mean[:, None]), keep(m2 / d)
         else:
-            z = x - (in_some_order(x, self.order) / d)[:, None]
-            variance = in_some_order(z * z, self.order) / d
-        rstd = F32(1) / np.sqrt(variance + F32(norm.tau))
-        return z * rstd[:, None] * gamma + beta
+            z = self.plus(x, -keep(self.sum(x) / d)[:, None])
+            variance = keep(self.sum(self.times(z, z)) / d)
+        rstd = F32(1) / np.sqrt(self.plus(variance, F32(norm.tau)))
+        return self.plus(self.times(self.times(z, rstd[:, None]), gamma), beta)
 
     def dense(self, x, weight, bias):
-        return dot(x, weight.float().numpy(), self.order) + bias.float().numpy()
+        return self.plus(self.dot(x, weight.float().numpy()), bias.float().numpy())
 
     def attention(self, block, x):
         S, d = x.shape
@@ -89,18 +116,20 @@ class Execution:
         out = np.zeros((S, d), F32)
         for h in range(H):
             q, k, v = (qkv[:, part * d + h * e : part * d + (h + 1) * e] for part in range(3))
-            scores = dot(q, k.T, self.order) * F32(1 / math.sqrt(e))
+            scores = self.times(self.dot(q, k.T), F32(1 / math.sqrt(e)))
             for i in range(S):
                 row = scores[i, : i + 1]
-                weight = np.exp(row - row.max())
-                p = weight / in_some_order(weight[None], self.order)[0]
-                out[i, h * e : (h + 1) * e] = dot(p[None], v[: i + 1], self.order)[0]
-        return x + self.dense(out, block.w_o, block.b_o)
+                weight = self.keep(np.exp(self.plus(row, -row.max())))
+                p = self.keep(weight / self.sum(weight[None])[0])
+                out[i, h * e : (h + 1) * e] = self.dot(p[None], v[: i + 1])[0]
+        return self.plus(x, self.dense(out, block.w_o, block.b_o))
 
     def mlp(self, block, x):
         t = self.dense(self.norm(block.norm, x), block.w_1, block.b_1)
-        inner = F32(math.sqrt(2 / math.pi)) * (t + F32(0.044715) * t * t * t)
-        return x + self.dense(F32(0.5) * t * (F32(1) + np.tanh(inner)), block.w_2, block.b_2)
+        cube = self.times(F32(0.044715), self.times(self.times(t, t), t))
+        inner = self.times(F32(math.sqrt(2 / math.pi)), self.plus(t, cube))
+        gelu = self.times(self.times(F32(0.5), t), F32(1) + np.tanh(inner))
+        return self.plus(x, self.dense(gelu, block.w_2, block.b_2))
 
     def block(self, block, x):
         return self.attention(block, x) if hasattr(block, "w_o") else self.mlp(block, x)
@@ -147,6 +176,23 @@ TRANSFORMS = {
 }  # fmt: skip
 
 
+def enclosure(kind, block, x):
+    """(centre, error) of the block's executions at the tokens x alone."""
+    (S, d), c = x.shape, x.double()
+    is_mlp = "mlp" in kind or kind == "sequential"
+    if kind.startswith("E"):
+        z = EllipsoidalZonotope(c[None], torch.zeros(1, S, 1, d).double(), torch.zeros(1, S, d, d).double(), math.inf)
+        step = (
+            mlp_step(block, z, LIMIT, "float32")
+            if is_mlp
+            else attention_step(block, z, Still.none(z.c, block.n_heads), S, LIMIT, None, "float32")
+        )
+        return step[0].c[0], step[1].rounding[0]
+    z = StructuredZonotope(c, torch.zeros(0, S, d).double(), torch.zeros(S, 0, d).double(), torch.zeros(S, d).double())
+    out, _ = TRANSFORMS[kind](block, z, "float32")
+    return out.c, out.radius
+
+
 @pytest.mark.parametrize("kind", TRANSFORMS)
 @pytest.mark.parametrize("seed", range(4))
 def test_blocks_contain_every_execution(seed, kind):
@@ -157,24 +203,8 @@ def test_blocks_contain_every_execution(seed, kind):
         mlp_block(seed, d=d, hidden=24) if is_mlp else attention_block(seed, d=d, n_heads=3, scale=0.4)
     )
     x = hard_inputs(seed, S, d)
-    c = x.double()
     with torch.no_grad():
-        if kind.startswith("E"):
-            z = EllipsoidalZonotope(
-                c[None], torch.zeros(1, S, 1, d).double(), torch.zeros(1, S, d, d).double(), math.inf
-            )
-            step = (
-                mlp_step(block, z, LIMIT, "float32")
-                if is_mlp
-                else attention_step(block, z, Still.none(z.c, 3), S, LIMIT, None, "float32")
-            )
-            centre, error, real = step[0].c[0], step[1].rounding[0], block(c)
-        else:
-            z = StructuredZonotope(
-                c, torch.zeros(0, S, d).double(), torch.zeros(S, 0, d).double(), torch.zeros(S, d).double()
-            )
-            out, _ = TRANSFORMS[kind](block, z, "float32")
-            centre, error, real = out.c, out.radius, block(c)
+        (centre, error), real = enclosure(kind, block, x), block(x.double())
     worst = torch.zeros(S, d).double()
     for order in ORDERS:
         executed = torch.from_numpy(Execution(order).block(block, x.numpy()).astype(np.float64))
@@ -183,6 +213,260 @@ def test_blocks_contain_every_execution(seed, kind):
     theirs = map_tensors(block, lambda t: t.float())(x).double()
     assert ((theirs - centre).abs() <= error).all()
     assert float(worst.max()) > 1e-6
+
+
+def tiny_block(seed, is_mlp, d, small):
+    """A block in which something underflows at the place `small`, and is magnified again by weights of up to 1e37."""
+    block = mlp_block(seed, d=d, hidden=24) if is_mlp else attention_block(seed, d=d, n_heads=3, scale=0.4)
+    norm = dataclasses.replace(block.norm, beta=0 * block.norm.beta, tau=1e-14)
+    if small == "squares":  # beside an epsilon that is not much larger than what they lose
+        norm = dataclasses.replace(norm, tau=1e-36)
+        return dataclasses.replace(block, norm=norm)
+    if small == "output":
+        norm = dataclasses.replace(norm, gamma=1e-38 * norm.gamma)
+    if is_mlp:
+        inner = {"output": 1.0, "inner": 1e-38, "products": 1e-31}[small]
+        if small == "products":
+            norm = dataclasses.replace(norm, gamma=1e-7 * norm.gamma)
+        return dataclasses.replace(
+            block, norm=norm, w_1=inner * block.w_1, b_1=0 * block.b_1, w_2=1e37 * block.w_2, b_2=0 * block.b_2
+        )
+    w_q, w_k, w_v = block.w_qkv.chunk(3, dim=1)
+    if small == "queries":
+        w_q, w_k = 1e-38 * w_q, 1e36 * w_k
+    elif small == "inner":
+        w_v = 1e-38 * w_v
+    elif small == "products":
+        norm = dataclasses.replace(norm, gamma=1e-7 * norm.gamma)
+        w_v = 1e-31 * w_v
+    return dataclasses.replace(
+        block, norm=norm, w_qkv=torch.cat([w_q, w_k, w_v], 1), b_qkv=0 * block.b_qkv,
+        w_o=(1.0 if small == "queries" else 1e37) * block.w_o, b_o=0 * block.b_o,
+    )  # fmt: skip
+
+
+PLACES = [
+    (kind, small)
+    for kind in TRANSFORMS
+    for small in ("squares", "output", "queries", "inner", "products")
+    if (small != "queries" or "mlp" not in kind) and (kind, small) != ("sequential", "queries")
+]
+
+
+@pytest.mark.parametrize(("kind", "small"), PLACES)
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_contain_executions_that_underflow(seed, kind, small):
+    """Denormal numbers, or zeros in their place. Real arithmetic, and what float32 rounds, see nothing of it."""
+    S, d = 4, 12
+    block = float32_numbers(tiny_block(seed, "mlp" in kind or kind == "sequential", d, small))
+    x = ((1e-19 if small == "squares" else 1e-6) * randn(generator(seed), S, d)).float()
+    with torch.no_grad():
+        (centre, error), real = enclosure(kind, block, x), block(x.double())
+    worst = 0.0
+    for order in ORDERS:
+        for variance in ("two passes", "updates"):
+            for keep in (as_it_is, flushed):
+                executed = torch.from_numpy(Execution(order, variance, keep).block(block, x.numpy()).astype(np.float64))
+                worst = max(worst, float((executed - real).abs().max()))
+                assert ((executed - centre).abs() <= error).all()
+    assert worst > 1e-4 * float((real - x.double()).abs().max())  # units of float32 do not explain that
+
+
+SMALL = torch.finfo(torch.float32).tiny
+KEEP = (as_it_is, flushed)
+
+
+def array(x):
+    return torch.as_tensor(x, dtype=torch.float64).float().numpy()
+
+
+def off_by(executed, real):
+    return (torch.from_numpy(np.asarray(executed, dtype=np.float64)) - real).abs()
+
+
+@pytest.mark.parametrize(
+    ("size", "gamma", "tau"),
+    [
+        (0.3 * SMALL, 1.0, 1e-36),
+        (3 * SMALL, 1.0, 1e-36),
+        (1e-19, 1.0, 1e-36),
+        (1.0, SMALL, 1e-5),
+        (1.0, 0.1 * SMALL, 1e-5),
+    ],
+)
+def test_layernorm_of_small_numbers(size, gamma, tau):
+    d, worst = 8, 0.0
+    for seed in range(5):
+        norm = float32_numbers(LayerNorm(torch.full((d,), gamma).double(), torch.zeros(d).double(), tau))
+        x = (size * randn(generator(seed), 3, d)).float()
+        z = x.double() - x.double().mean(-1, keepdim=True)
+        rho = (norm.tau + z.square().mean(-1)).rsqrt()
+        error, real = norm_error(norm, z.abs(), x.double().abs(), rho), z * rho[:, None] * norm.gamma
+        for keep in KEEP:
+            for variance in ("two passes", "updates"):
+                off = off_by(Execution("forward", variance, keep).norm(norm, x.numpy()), real)
+                worst = max(worst, float((off / real.abs().max()).max()))
+                assert (off <= error).all()
+    assert worst > 1e-3
+
+
+@pytest.mark.parametrize(("x", "weight"), [(1e-7, 1e-38), (1e10, 0.5 * SMALL), (0.5 * SMALL, 1e10), (1e-20, 1e-20)])
+def test_products_of_small_numbers(x, weight):
+    """Results that underflow, and operands that are flushed before they meet a large factor."""
+    for seed in range(5):
+        g = generator(seed)
+        a, b = (array(size * randn(g, *shape)) for size, shape in ((x, (3, 8)), (weight, (8, 5))))
+        A, B = torch.from_numpy(a).double(), torch.from_numpy(b).double()
+        error = dense_error(A.abs(), torch.zeros_like(A), B, torch.zeros(5).double())
+        off = torch.stack([off_by(Execution("forward", keep=keep).dot(a, b), A @ B) for keep in KEEP])
+        assert (off <= error).all()
+        assert float(off.max()) > 1e-3 * float((A @ B).abs().max())
+
+
+@pytest.mark.parametrize("what", ["probabilities", "products", "outputs"])
+def test_attention_of_small_numbers(what):
+    """Numerators that underflow beside large values; products with values that do; products with W_o that do."""
+    S, e = 128, 2
+    p = torch.full((1, S), 1.0 / S).double()
+    v, w_o, hidden = 1.0, 1e-38, torch.zeros(1, 1, e).double()
+    if what == "probabilities":
+        p = torch.cat([torch.full((1, S - 1), 0.4 * SMALL).double(), torch.ones(1, 1).double()], dim=1)
+        v, w_o = 1e36, 1.0
+    if what == "products":
+        v, w_o = 100 * SMALL, 1e30
+    block = dataclasses.replace(
+        float32_numbers(attention_block(0, d=e, n_heads=1)),
+        w_qkv=torch.zeros(e, 3 * e).double(), b_qkv=torch.zeros(3 * e).double(),
+        w_o=w_o * torch.eye(e).double(), b_o=torch.zeros(e).double(),
+    )  # fmt: skip
+    V = torch.full((S, e), v).double()
+    V[-1] *= 0 if what == "probabilities" else 1
+    n, zero = torch.zeros(S, e).double(), torch.zeros(S, e).double()
+    error = attention_error(block, zero[None, -1:], zero[None], V[None], p[None], n, zero, hidden[0])
+    real = p @ V @ block.w_o
+    off = []
+    for keep in KEEP:
+        run = Execution("forward", keep=keep)
+        off.append(off_by(run.dot(run.dot(array(p), array(V)), array(block.w_o)), real))
+    assert (torch.stack(off) <= error).all()
+    assert float(torch.stack(off).max()) > 1e-3 * float(real.abs().max())
+
+
+def test_mlp_and_head_of_small_numbers():
+    """Products with W_2, and with the head's weights, that underflow; pooled tokens that do."""
+    block = MlpBlock(
+        LayerNorm(torch.ones(2).double(), torch.zeros(2).double(), 1e-5), torch.eye(2).double(),
+        torch.zeros(2).double(), float(np.float32(1e-38)) * torch.eye(2).double(), torch.zeros(2).double(),
+    )  # fmt: skip
+    n, nothing = torch.full((1, 2), 1e-7).double(), torch.zeros(1, 2).double()
+    hidden = gelu = torch.nn.functional.gelu(n, approximate="tanh")
+    error = mlp_error(block, n, n, nothing, nothing)
+    off = torch.stack([off_by(Execution("forward", keep=keep).dot(array(gelu), array(block.w_2)), gelu @ block.w_2)
+                       for keep in KEEP])  # fmt: skip
+    assert (off <= error).all()
+    assert float(off.max()) > 1e-3 * float((hidden @ block.w_2).abs().max())
+    head = Head(block.norm, "mean", block.w_2, None)
+    for size, weight in ((1e-7, 1e-38), (0.7 * SMALL, 1e30)):
+        n = float32_numbers(torch.full((5, 2), size).double())
+        head = dataclasses.replace(head, weight=float(np.float32(weight)) * torch.eye(2).double())
+        pool = head.pool_weights(5)
+        error, real = output_error(head, pool, n, torch.zeros_like(n)), n.mean(0) @ head.weight
+        run = Execution("forward", keep=flushed)
+        pooled = flushed(run.sum(array(n).T) / F32(5))
+        off = off_by(run.dot(pooled[None], array(head.weight))[0], real)
+        assert (off <= error).all()
+        assert float(off.max()) > 1e-3 * float(real.abs().max())
+
+
+def test_embeddings_of_small_numbers():
+    it = ImageEmbedding(torch.zeros(2, 1), torch.zeros(1), torch.zeros(1, 1), (1, 2), (1, 2))
+    for pixel, weight in ((1e-20, 1e-20), (0.5 * SMALL, 1e30), (1e30, 0.5 * SMALL)):
+        x, w = (float(np.float32(value)) for value in (pixel, weight))
+        image = torch.full((1, 2), x).double()
+        embedding = dataclasses.replace(map_tensors(it, lambda t: t.double()), weight=torch.full((2, 1), w).double())
+        box = PixelBox(embedding, image, image, image, 0.0, math.inf)
+        executed = Execution("forward", keep=flushed).dot(array(image), array(embedding.weight))
+        assert float(off_by(executed, embedding(image))) <= float(embedding_rounding(box, image, "float32"))
+        assert float(off_by(executed, embedding(image))) > 0.1 * float(embedding(image))
+    token = torch.full((1, 1), 0.5 * SMALL).double()
+    box = EmbeddingBox(torch.zeros(1, 1).double(), torch.tensor([0]), (0,), token, token, token, 0.0, math.inf)
+    assert float(embedding_rounding(box, token, "float32")) >= 0.5 * SMALL
+
+
+@pytest.mark.parametrize("method", ["E", "A", "F", "M", "D", "ibp"])
+@pytest.mark.parametrize("what", ["layernorm", "mean"])
+def test_where_layernorm_or_the_mean_of_tokens_may_overflow_nothing_is_said(method, what):
+    """Weights behind them make the outputs small again, in real arithmetic."""
+    cfg = image_config(n_embd=8, n_head=2, n_layer=1, num_labels=2, n_positions=24)
+    cfg.patch_size = (1, 1)
+    hf = text_classifier(0, config(num_labels=2)) if what == "layernorm" else image_model(0, cfg)
+    norm, head = hf.transformer.ln_f, hf.score if what == "layernorm" else hf.classifier
+    with torch.no_grad():
+        norm.weight[:], norm.bias[:] = (3e38, 0) if what == "layernorm" else (1e30, 3e37)
+        head.weight *= 1e-38
+    net = zonogpt.load(hf)
+    if what == "layernorm":
+        spec = zonogpt.embedding_ball(net, [3, 5], [1], 1e-9, label=0)
+        logits = hf(torch.tensor([[3, 5]])).logits
+    else:
+        image = torch.rand(6, 4, generator=generator(1))
+        spec, logits = zonogpt.image_ball(net, image, 1e-9, label=0), hf(image[None]).logits
+    spec = spec.with_claim([[1.0, 0.0]], [1e6])
+    assert not logits.isfinite().all()
+    assert zonogpt.verify(net, spec, method="E", hint=False).status == "verified"
+    assert zonogpt.verify(net, spec, method=method, arithmetic="float32", hint=False).status == "unknown"
+
+
+def test_features_whose_sum_may_overflow():
+    """LayerNorm adds them up, however small their differences are."""
+    norm = LayerNorm(torch.ones(8).double(), torch.zeros(8).double(), 1e-5)
+    size, one = torch.full((1, 8), 7e37).double(), torch.ones(1, 8).double()
+    assert not torch.nn.functional.layer_norm(size.float(), (8,)).isfinite().all()
+    assert norm_error(norm, one, size, one[:, 0]).isinf().all()
+    assert norm_error(norm, one, 1e-20 * size, one[:, 0]).isfinite().all()
+
+
+@pytest.mark.parametrize("tau", [1e-50, 1e-44, 1e39])
+def test_epsilons_that_float32_cannot_hold_are_refused(tau):
+    net = zonogpt.load(text_classifier(0, config(layer_norm_epsilon=tau)))
+    spec = zonogpt.embedding_ball(net, [3, 5], [1], 1e-6, label=0)
+    with pytest.raises(OptionError, match="epsilon"):
+        zonogpt.verify(net, spec, arithmetic="float32")
+    zonogpt.verify(net, spec, hint=False)
+
+
+def test_weights_that_float32_rounds_are_refused():
+    """The executed network has other weights. Token and position embeddings that cancel would show it."""
+    hf = text_classifier(0).double()
+    zonogpt_float32 = zonogpt.load(hf)  # numbers of float32, held in float64
+    spec = zonogpt.embedding_ball(zonogpt_float32, [3, 5], [1], 1e-6)
+    assert zonogpt.verify(zonogpt_float32, spec, arithmetic="float32").status == "verified"
+    with torch.no_grad():
+        hf.transformer.wte.weight[3, 0] += 1e-12
+    net = zonogpt.load(hf)
+    spec = zonogpt.embedding_ball(net, [3, 5], [1], 1e-6)
+    with pytest.raises(OptionError, match="float64 numbers that float32 rounds"):
+        zonogpt.verify(net, spec, arithmetic="float32")
+    assert zonogpt.verify(net, spec).status == "verified"
+
+
+def test_torch_in_flush_to_zero_mode():
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush denormal numbers")
+    try:
+        for seed in range(3):
+            block = float32_numbers(tiny_block(seed, True, 12, "inner"))
+            x = 1e-6 * randn(generator(seed), 4, 12).float()
+            narrow = map_tensors(block, lambda t: t.float())
+            torch.set_flush_denormal(False)
+            with torch.no_grad():
+                centre, error = enclosure("E mlp", block, x)
+                torch.set_flush_denormal(True)
+                theirs = narrow(x)
+            torch.set_flush_denormal(False)
+            assert ((theirs.double() - centre).abs() <= error).all()
+    finally:
+        torch.set_flush_denormal(False)
 
 
 @pytest.mark.parametrize("method", ["E", "A", "F"])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from zonogpt.arithmetic import Arithmetic
 from zonogpt.errors import OptionError
 from zonogpt.methods import METHODS
 from zonogpt.model.ir import Model
+from zonogpt.tensors import tensors_in
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -47,3 +49,22 @@ def check_limits(timeout: float | None, budget_bytes: int | None) -> None:
         raise OptionError(f"the timeout must be a positive number of seconds; got {timeout!r}")
     if budget_bytes is not None and (not isinstance(budget_bytes, int) or budget_bytes < 1):
         raise OptionError(f"the budget must be a positive number of bytes; got {budget_bytes!r}")
+
+
+def check_executable(model: Model, arithmetic: Arithmetic) -> None:
+    """OptionError where executions in float32 are asked for that would have other weights, or another epsilon."""
+    if arithmetic == "real":
+        return
+    for tensor in tensors_in((model.embedding, model.blocks, model.head)):
+        if not torch.equal(tensor, tensor.float().to(tensor.dtype)):
+            raise OptionError(
+                "arithmetic 'float32' is about running the model in float32, but its weights are float64 numbers that"
+                " float32 rounds. Save it in float32 (model.float()) and verify that, or use arithmetic 'real'"
+            )
+    least, most = torch.finfo(torch.float32).tiny, 1e30
+    for norm in (*(block.norm for block in model.blocks), model.head.norm):
+        if not least <= norm.tau <= most:
+            raise OptionError(
+                f"arithmetic 'float32' needs a layer_norm_epsilon that float32 can hold and add, from {least:.3g} to"
+                f" {most:g}; this model has {norm.tau:g}"
+            )

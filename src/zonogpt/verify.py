@@ -19,7 +19,7 @@ from zonogpt.methods.method import Bounds, Method, NonFiniteBlockError, NotEnoug
 from zonogpt.model.agreement import require_close
 from zonogpt.model.ir import Model
 from zonogpt.model.replay import HuggingFaceModel, original
-from zonogpt.options import check_limits, check_method, check_seed, resolve_device, resolve_dtype
+from zonogpt.options import check_executable, check_limits, check_method, check_seed, resolve_device, resolve_dtype
 from zonogpt.precision import full_precision
 from zonogpt.result import Result, Status
 from zonogpt.search.falsify import Finding, falsify, output_of, replay
@@ -152,6 +152,7 @@ def verify_many(
         raise OptionError(f"method {method} estimates rounding: it can say nothing about executions in {meant}")
     run_dtype, run_device = resolve_dtype(dtype), resolve_device(device, model)
     check_limits(timeout, budget_bytes)
+    check_executable(model, meant)
     for spec in specs:
         check_match(model, spec)
     results: dict[int, Result] = {}

@@ -56,6 +56,9 @@ class InputBox(Protocol):
     def embedding_size(self, raw: Tensor) -> Tensor:
         """(S, d): the sizes of what `embed` adds up, for one raw input."""
 
+    def embedding_factors(self, raw: Tensor) -> Tensor:
+        """(S, d): the sizes of the factors of these products, added up; 0 where `embed` multiplies nothing."""
+
     def local_generators(self, radius: Tensor) -> Tensor:
         """The image of the box's half-widths: (S, q, d), off by at most one unit each."""
 
@@ -116,6 +119,9 @@ class PixelBox:
         it = self.embedding
         return it.patches(raw.abs()) @ it.weight.abs() + it.bias.abs() + it.positions.abs()
 
+    def embedding_factors(self, raw: Tensor) -> Tensor:
+        return self.embedding.patches(raw.abs()).sum(-1, keepdim=True) + self.embedding.weight.abs().sum(0)
+
     def local_generators(self, radius: Tensor) -> Tensor:
         return self.embedding.patches(radius)[:, :, None] * self.embedding.weight
 
@@ -161,6 +167,9 @@ class EmbeddingBox:
     def embedding_size(self, raw: Tensor) -> Tensor:
         index = torch.tensor(self.positions, device=raw.device)
         return self.base.abs().index_add(-2, index, raw.abs())
+
+    def embedding_factors(self, raw: Tensor) -> Tensor:
+        return torch.zeros_like(self.base)
 
     def local_generators(self, radius: Tensor) -> Tensor:
         d = self.base.shape[1]

@@ -2,7 +2,8 @@
 
 Meant is any execution of Hugging Face's model in IEEE float32: sums in any order, fused multiply-adds or not,
 elementary functions off by LIBRARY units, LayerNorm's variance as a mean of squares of differences from a computed mean
-(in two passes or by updates), softmax with some number near the row's maximum taken off first. For every input x,
+(in two passes or by updates), softmax with some number near the row's maximum taken off first. Results and operands
+below SMALLEST may be denormal or flushed to zero. For every input x that is made of float32 numbers,
 
     |executed(x) - block(x)| <= error,
 
@@ -22,6 +23,7 @@ from zonogpt.domains.rounding import LIBRARY, gamma, gammas, length, up
 from zonogpt.model.ir import AttentionBlock, Head, LayerNorm, MlpBlock
 from zonogpt.spec.inputs import InputBox
 
+SMALLEST = torch.finfo(torch.float32).tiny  # normal number: what is below it may be lost
 LARGEST = 1e38  # a third of float32's largest number: with this much room no partial sum overflows
 STEEPEST = 1.13  # |g'| of the tanh form of GELU (tests/test_lemmas.py)
 
@@ -29,6 +31,19 @@ STEEPEST = 1.13  # |g'| of the tanh form of GELU (tests/test_lemmas.py)
 def rounds(k: int) -> float:
     """gamma_k of float32."""
     return gamma(k, torch.float32)
+
+
+def lost(count: Tensor | float) -> Tensor | float:
+    """What so many results and operands below SMALLEST may lose, all in all, with room for what is added to that.
+
+    A product loses SMALLEST, and an operand of it SMALLEST times the other factor; a sum or difference 3 SMALLEST.
+    """
+    return count * (1.01 * SMALLEST)
+
+
+def lost_in_dense(x: Tensor, weight: Tensor) -> Tensor:
+    """(..., out): lost in x @ weight plus a bias, |x| (..., k), whose x has itself lost up to 8 SMALLEST on its way."""
+    return torch.as_tensor(lost(x.sum(-1, keepdim=True) + 8 * weight.abs().sum(0) + 8 * (len(weight) + 2)))
 
 
 def finite(error: Tensor, *sizes: Tensor) -> Tensor:
@@ -43,8 +58,9 @@ def embedding_rounding(box: InputBox, raw: Tensor, arithmetic: Arithmetic) -> Te
     terms = box.summands
     off = gamma(terms + 4, raw.dtype) * box.embedding_size(raw)
     if arithmetic == "float32":
-        size = box.embedding_size(torch.maximum(box.lower.abs(), box.upper.abs()))
-        off = off + finite(rounds(terms + 4) * size, size)
+        most = torch.maximum(box.lower.abs(), box.upper.abs())
+        size = box.embedding_size(most)
+        off = off + finite(rounds(terms + 4) * size + lost(box.embedding_factors(most) + 8 * (terms + 2)), size)
     return up(off, terms)
 
 
@@ -53,10 +69,12 @@ def norm_error(norm: LayerNorm, centred: Tensor, size: Tensor, rho: Tensor) -> T
     d = size.shape[-1]
     # Of x - mean(x). Updates of a running mean forget what they rounded: d operations, and some for 1/k adding up.
     off = rounds(d + 3 * d.bit_length() + 12) * size.mean(-1, keepdim=True) + rounds(4) * centred
-    off = up(off, d)
+    off = up(off + lost(8 * (d + 4)), d)
     # The variance v is off by 4 sqrt(v) |off| + 2 |off|^2 at most (root mean squares), and as a sum; v rho^2 <= 1.
     small = up(rho * length(off) / math.sqrt(d))
-    part = up(small * (4 + 2 * small) + rounds(d + 8) * (1 + small).square())  # of a, relative
+    part = small * (4 + 2 * small) + rounds(d + 8) * (1 + small).square()  # of a, relative
+    # What the squares, or the products of updates, lose: factors of at most 2 max|x| each.
+    part = up(part + lost(4 * size.amax(-1) + 32) * rho.square())
     # 1 / sqrt(1 - part) - 1 <= part for part <= 1/2.
     relative = torch.where(part <= 0.5, part, math.inf) + rounds(LIBRARY + 8)
     normalised = up(rho[..., None] * centred).clamp(max=math.sqrt(d))
@@ -65,8 +83,9 @@ def norm_error(norm: LayerNorm, centred: Tensor, size: Tensor, rho: Tensor) -> T
     left = norm.tau**-0.5 * (centred + off) * (1 + rounds(LIBRARY + 8))
     error = torch.fmin(error, up(left + normalised))
     squares = length(centred + off)
-    error = finite(error, (squares * squares)[..., None], size)
-    return up(norm.gamma.abs() * error + rounds(4) * (norm.gamma.abs() * (normalised + error) + norm.beta.abs()), d)
+    error = finite(error, (squares * squares)[..., None], size.sum(-1, keepdim=True))
+    gamma_size, output = norm.gamma.abs(), norm.gamma.abs() * (normalised + error) + norm.beta.abs()
+    return finite(up(gamma_size * error + rounds(4) * output + lost(gamma_size + normalised + error + 8), d), output)
 
 
 def dense_error(size: Tensor, error: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -74,7 +93,8 @@ def dense_error(size: Tensor, error: Tensor, weight: Tensor, bias: Tensor) -> Te
     k = weight.shape[0]
     n = size.shape[-2]
     sizes, errors = (torch.cat([size + error, error], dim=-2) @ weight.abs()).split(n, dim=-2)
-    return finite(up(errors + rounds(k + 2) * (sizes + bias.abs()), k), sizes + bias.abs())
+    error = errors + rounds(k + 2) * (sizes + bias.abs()) + lost_in_dense(size + error, weight)
+    return finite(up(error, k), sizes + bias.abs())
 
 
 def attention_error(
@@ -93,16 +113,19 @@ def attention_error(
     dQ = dQ[..., S - n_queries :, :]
     pairs = (Q + dQ) @ (K + dK).mT
     scores = (dQ @ (K + dK).mT + Q @ dK.mT + rounds(e + 6) * pairs) * block.scale
+    # Scores of queries and keys that underflow are in dQ and dK; some SMALLEST more are far below a unit of P.
     largest = (pairs * block.scale).masked_fill(P == 0, 0.0).amax(-1, keepdim=True)
     # Numerators and their sum: exponents off by the scores' error and by what taking the maximum off rounds.
     worst = up((scores.masked_fill(P == 0, 0.0) + rounds(4) * largest).amax(-1, keepdim=True), e + S)
     dP = P * torch.expm1(2 * worst + gammas(keys + 4 * LIBRARY + 8, torch.float32, P))
-    dP = dP + keys * torch.finfo(torch.float32).tiny * (P > 0)  # numerators that underflow
+    dP = dP + lost(4 * keys + 8) * (P > 0)  # numerators that underflow, and their sum
     heads = P @ V
     dO = up(dP @ (V + dV) + P @ dV + gammas(keys + 2, torch.float32, P) * ((P + dP) @ (V + dV)), 2 * S)
+    dO = dO + lost(4 * keys + 8)
     parts = torch.cat([block.join_heads(heads + dO), block.join_heads(dO)], dim=-2) @ block.w_o.abs()
     out, moved = parts.split(n_queries, dim=-2)
-    error = up(moved + rounds(d + 4) * (out + block.b_o.abs() + skip), 2 * d)
+    error = moved + rounds(d + 4) * (out + block.b_o.abs() + skip)
+    error = up(error + lost_in_dense(block.join_heads(heads + dO), block.w_o), 2 * d)
     overflow = pairs.amax((-1, -3))[..., None]  # (..., I, 1), with the scale not yet applied
     return finite(error, out + block.b_o.abs() + skip, overflow)
 
@@ -114,7 +137,8 @@ def mlp_error(block: MlpBlock, hidden: Tensor, n: Tensor, n_error: Tensor, skip:
     # 12 units of t: those of float64 (docs/math.md, "GELU"), and a cube by `pow`.
     gelu = up(STEEPEST * off + rounds(12 + 2 * LIBRARY) * (hidden + off))
     out, moved = (torch.cat([hidden + gelu, gelu], dim=-2) @ block.w_2.abs()).split(n.shape[-2], dim=-2)
-    return finite(up(moved + rounds(f + 4) * (out + block.b_2.abs() + skip), 2 * f), out + block.b_2.abs() + skip)
+    error = moved + rounds(f + 4) * (out + block.b_2.abs() + skip) + lost_in_dense(hidden + gelu, block.w_2)
+    return finite(up(error, 2 * f), out + block.b_2.abs() + skip)
 
 
 def output_error(head: Head, pool: Tensor, n: Tensor, n_error: Tensor) -> Tensor:
@@ -124,4 +148,5 @@ def output_error(head: Head, pool: Tensor, n: Tensor, n_error: Tensor) -> Tensor
     off = up(off + rounds(S + 2) * size, S)
     bias = 0 if head.bias is None else head.bias.abs()
     outputs = (size + off) @ head.weight.abs() + bias
-    return finite(up(off @ head.weight.abs() + rounds(d + 2) * outputs, 2 * d), outputs)
+    error = off @ head.weight.abs() + rounds(d + 2) * outputs + lost_in_dense(size + off, head.weight)
+    return finite(up(error, 2 * d), outputs, (S * (size + off)).amax(-1, keepdim=True))  # tokens are added up first
