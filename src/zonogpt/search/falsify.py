@@ -13,6 +13,7 @@ from zonogpt.model.replay import HuggingFaceModel
 from zonogpt.search.attack import RESTARTS, STEPS, attack
 from zonogpt.spec.inputs import EmbeddingBox, InputBox, PixelBox
 from zonogpt.spec.spec import Spec
+from zonogpt.tensors import moved
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ def falsify(
     seed: int = 0,
     deadline: float = math.inf,
 ) -> Finding:
-    """Searches the set by gradient descent and replays the best input found. `model` in float64."""
+    """Searches the set by gradient descent and replays the best input found. `model` in float64; the spec anywhere."""
+    spec = moved(spec, model.device, torch.float64)
     found = attack(model, spec, restarts, steps, seed, deadline=deadline)
     if not found.broken:
         return Finding(None, found.lowest)
