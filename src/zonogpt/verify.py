@@ -248,8 +248,11 @@ class _Run:
             return replay(self.exact, spec, self.original, spec.input.anchor)
         if self.seed is None:
             return Finding(None, math.inf)
-        with torch.enable_grad():  # searched where the work is done
-            return falsify(self.work, spec, self.original, seed=self.seed, deadline=deadline)
+        net = self.work  # searched where the work is done
+        with torch.enable_grad():
+            return falsify(
+                net, moved(spec, net.device, torch.float64), self.original, seed=self.seed, deadline=deadline
+            )
 
     def judged(
         self, result: Result, allowance: Tensor | None, outcome: Bounds | tuple[Status, str], found: Finding
