@@ -33,9 +33,9 @@ def inspect(
     """Say what a model is, whether it can be verified, and what a run will need, before any run."""
     check_writable(json)
     found = run(load(model), tokens, positions, dtype, size(budget))
+    show(found)
     if json is not None:
         write_whole(json, json_format.dumps(dataclasses.asdict(found), indent=2) + "\n")
-    show(found)
 
 
 def show(found: Inspection) -> None:
