@@ -11,7 +11,7 @@ from zonogpt.errors import OptionError
 from zonogpt.methods import METHODS
 from zonogpt.methods.plan import Plan, Sizes
 from zonogpt.methods.structured import pool_limit
-from zonogpt.model.ir import ImageEmbedding, Model
+from zonogpt.model.ir import ImageEmbedding, Model, check_model
 from zonogpt.options import check_limits, resolve_dtype
 from zonogpt.tensors import tensors_in
 
@@ -45,6 +45,7 @@ def inspect(
     budget_bytes: int | None = None,
 ) -> Inspection:
     """Sizes and predictions. For text: `tokens` ids (default: as many as fit), of which `positions` move (all)."""
+    check_model(model)
     run_dtype = resolve_dtype(dtype)
     check_limits(None, budget_bytes)
     d = model.width

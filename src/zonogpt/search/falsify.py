@@ -13,11 +13,11 @@ from zonogpt.model.replay import HuggingFaceModel
 from zonogpt.search.attack import RESTARTS, STEPS, attack
 from zonogpt.spec.inputs import EmbeddingBox, InputBox, PixelBox
 from zonogpt.spec.spec import Spec
-from zonogpt.tensors import moved
+from zonogpt.tensors import ByValue, moved
 
 
-@dataclass(frozen=True)
-class Counterexample:
+@dataclass(frozen=True, eq=False)
+class Counterexample(ByValue):
     input: Tensor  # raw, in the set; float64 on the CPU
     answer: int | None  # what the model answers there; None: it has one output
     margin_float32: float  # the lowest margin, as the Hugging Face model computes it in float32
