@@ -222,6 +222,21 @@ def test_chunked_equals_plain(transform):
     torch.testing.assert_close(small.radius, plain.radius)
 
 
+def test_chunked_radii_equal_plain():
+    """Each operator's radii of variants D and M; the block may hide one of them behind another bound."""
+    block, z = attention_block(4), zonotope(5, radius=0.1)
+    norm = layernorm_bounds(block.norm, z)
+    p = attention_point(block, norm.centre)
+    still = Still.none(norm.centre, block.n_heads)
+    off = attention_rounding(p, still, norm.centre, norm.reach, torch.float64, z.m + z.q, norm.rounding)
+    plain = operator_radii(p, p, norm, z, off)
+    with smallest_chunks():
+        small = operator_radii(p, p, norm, z, off)
+    for field in dataclasses.fields(plain):
+        if field.name != "softmax":
+            torch.testing.assert_close(getattr(small, field.name), getattr(plain, field.name), msg=field.name)
+
+
 def test_never_looser_than_printed():
     """Our f_P, R_P and R_A against the paper's formulas, which take absolute values of every weight."""
     for seed in range(4):

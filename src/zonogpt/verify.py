@@ -155,7 +155,7 @@ def verify_many(
         work = model.converted(run_device, torch.float64)
         run = _Run(
             method, METHODS[method].for_run(work, specs, budget_bytes, meant), run_dtype, meant, budget_bytes, on_block,
-            exact=model.converted(model.device, torch.float64),
+            exact=work if run_device == model.device else model.converted(model.device, torch.float64),
             rounded=model.converted(model.device, torch.float32),
             work=work,
             original=original(model),
