@@ -52,7 +52,8 @@ def show(found: Inspection) -> None:
         f" {gib(found.dense_input_bytes)} as dense ones"
     )
     console.print(
-        f"  generator pool: {found.generator_limit:,} per token, shared and local; weights, all copies: {gib(found.weight_bytes)}"
+        f"  generator pool: {found.generator_limit:,} per token, shared and local;"
+        f" weights, with all their copies: {gib(found.weight_bytes)}"
     )
     table = Table("method", "what it does", box=None, pad_edge=False)
     for heading in ("shared", "local", "predicted peak"):
