@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from builders import attention_block, generator, randn, zonotope
+from chunked import smallest_chunks
 from containment import Noise, assert_bounded, assert_symbolic_containment, point
-from zonogpt.domains import chunks
 from zonogpt.domains.structured import StructuredZonotope
 from zonogpt.transforms.attention import (
     attention_bounds,
@@ -208,16 +208,33 @@ def test_generator_images_are_derivatives():
 
 
 @pytest.mark.parametrize("transform", [fused_attention, decomposed_attention])
-def test_chunked_equals_plain(transform, monkeypatch):
+def test_chunked_equals_plain(transform):
     block, z = attention_block(4), zonotope(5, radius=0.1)
     plain, _ = transform(block, z)
-    monkeypatch.setattr(chunks.chunks, "__defaults__", (1,))
-    small, _ = transform(block, z)
+    with smallest_chunks() as rounds:
+        small, _ = transform(block, z)
+    assert rounds.count(z.m) >= 2  # loops over the shared generators, and
+    assert rounds.count(z.q) >= 2  # over the local ones
     for field in "cGb":
         torch.testing.assert_close(getattr(small, field), getattr(plain, field))
     torch.testing.assert_close(small.L[:, : z.q + 6], plain.L[:, : z.q + 6])
     # A weighted median may have a whole interval of minimisers; their radius is the same.
     torch.testing.assert_close(small.radius, plain.radius)
+
+
+def test_chunked_radii_equal_plain():
+    """Each operator's radii of variants D and M; the block may hide one of them behind another bound."""
+    block, z = attention_block(4), zonotope(5, radius=0.1)
+    norm = layernorm_bounds(block.norm, z)
+    p = attention_point(block, norm.centre)
+    still = Still.none(norm.centre, block.n_heads)
+    off = attention_rounding(p, still, norm.centre, norm.reach, torch.float64, z.m + z.q, norm.rounding)
+    plain = operator_radii(p, p, norm, z, off)
+    with smallest_chunks():
+        small = operator_radii(p, p, norm, z, off)
+    for field in dataclasses.fields(plain):
+        if field.name != "softmax":
+            torch.testing.assert_close(getattr(small, field.name), getattr(plain, field.name), msg=field.name)
 
 
 def test_never_looser_than_printed():

@@ -16,6 +16,7 @@ import torch
 import zonogpt
 from bench_data import write_data
 from program import PROGRAM, stopped, zono
+from second_device import second_device
 from zonogpt.bench.grid import ModelId
 from zonogpt.bench.instances import Benchmark, Instance
 from zonogpt.bench.make import Candidate, candidates, chosen, make
@@ -434,6 +435,10 @@ def test_attack_settles_what_is_not_proved(chain, tmp_path):
         assert row.attack_margin >= row.margin
         assert (row.status == "falsified") == (row.attack_margin <= 0)
     assert all(row.status == "falsified" for row in searched.rows if len(row.positions) == 3)
+    with second_device() as device:
+        there = run(tmp_path / "wide", chain / "models", ("E",), tmp_path / "there", attack=True, device=str(device))
+    assert [row.status for row in there.rows] == [row.status for row in searched.rows]
+    assert {row.device for row in there.rows} == {"hpu"}
 
 
 # The status of one claim of several

@@ -8,9 +8,12 @@ import torch
 from PIL import Image
 
 import zonogpt
+from bench_data import write_tokenizer
 from builders import config, language_model, text_classifier
 from data_files import idx_bytes, write_mnist
 from zonogpt.datasets import open_dataset
+from zonogpt.datasets.pictures import read_image
+from zonogpt.datasets.tables import read_lines
 from zonogpt.datasets.texts import Positions
 
 DIGITS = zonogpt.load(zonogpt.zoo.path("digits"))
@@ -166,6 +169,109 @@ def test_lines_of_text(tmp_path):
 def test_bad_lines(tmp_path, content, word):
     with pytest.raises(zonogpt.ZonoGptError, match=word):
         lines(tmp_path, content)
+
+
+def labelled(tmp_path, name, content):
+    """The examples of a file, as (number of the line, label, text), which need no tokenizer."""
+    return [(line.number, line.label, line.text) for line in read_lines(tmp_path / name, content)]
+
+
+GOOD, BAD = ("1", "good film"), ("0", "bad, really")
+TABLES = {
+    "label first": ("a.csv", '1,good film\n0,"bad, really"\n', 1),
+    "label last": ("a.csv", 'good film,1\n"bad, really",0\n', 1),
+    "header": ("a.CSV", 'label,text\r\n1,good film\r\n0,"bad, really"\r\n', 2),
+    "header, other order, other columns": ("a.csv", 'idx, Sentence ,label\n7,good film,1\n8,"bad, really",0\n', 2),
+    "tabs": ("a.tsv", "1\tgood film\n0\tbad, really\n", 1),
+    "tabs, header": ("a.tsv", "sentence\tlabel\ngood film\t1\nbad, really\t0\n", 2),
+    "JSON": ("a.jsonl", '{"text": "good film", "label": 1}\n{"label": 0, "text": "bad, really", "idx": 3}\n', 1),
+    "plain": ("a.txt", "1\tgood film\n0\tbad, really\n", 1),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_labelled_lines(tmp_path, name):
+    file, content, first = TABLES[name]
+    assert labelled(tmp_path, file, content) == [(first, *GOOD), (first + 1, *BAD)]
+    assert labelled(tmp_path, f"{file}.gz", content) == [(first, *GOOD), (first + 1, *BAD)]
+
+
+def test_lines_without_labels(tmp_path):
+    for name, content in (
+        ("a.csv", 'good film\n"bad, really"\n'), ("a.csv", 'text\ngood film\n"bad, really"\n'),
+        ("a.tsv", "good film\nbad, really\n"), ("a.txt", "good film\nbad, really\n"),
+        ("a.jsonl", '{"text": "good film"}\n{"text": "bad, really", "label": null}\n'),
+    ):  # fmt: skip
+        assert [line[1:] for line in labelled(tmp_path, name, content)] == [(None, GOOD[1]), (None, BAD[1])], name
+
+
+def test_token_ids_in_tables(tmp_path):
+    for name, content in (
+        ("a.csv", 'label,ids\n1,"5,7, 3"\n0,2\n'),
+        ("a.tsv", "1\t5,7,3\n0\t2\n"),
+        ("a.jsonl", '{"ids": [5, 7, 3], "label": 1}\n{"ids": [2], "label": 0}\n'),
+    ):
+        (tmp_path / name).write_text(content)
+        data = open_dataset(tmp_path / name, TEXT, "no tokenizer here")
+        assert [(data.label(i), data.read(i)) for i in range(2)] == [(1, [5, 7, 3]), (0, [2])]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "word"),
+    [
+        ("a.txt", "1,good film\n0,bad film\n", "looks like CSV.*[.]csv"),
+        ("a.txt", "good film,1\nbad film,0\n", "looks like CSV"),
+        ("a.txt", "label,text\ngreat,good film\n", "looks like CSV"),
+        ("a", "1, 3,000 people\n", "looks like CSV"),
+        ("a.txt", '{"text": "good film", "label": 1}\n', "looks like JSON.*[.]jsonl"),
+        ("a.json", '[{"text": "good film", "label": 1}]', "looks like JSON"),
+        ("a.csv", "good,film\nbad,film\n", "not clear which.*label,text"),
+        ("a.csv", "1,5\n0,2\n", "not clear which"),
+        ("a.csv", "5,17,3\n2,4,6\n", "not clear which"),
+        ("a.csv", "1,good film\n0,bad, really\n", "line 2 has 3 columns"),
+        ("a.csv", 'label,text\n1,"good\n', "line 2 is not CSV"),
+        ("a.csv", "label,text\ngreat,good film\n", "line 2: the label must be an integer; got 'great'"),
+        ("a.csv", "", "no examples"),
+        ("a.csv", "label,text\n", "no examples"),
+        ("a.tsv", "1\tgood film\nbad film\n", "line 2 has 1 columns"),
+        ("a.jsonl", "good film\n", "line 1 is not JSON"),
+        ("a.jsonl", '{"text": "good film", "label": "1"}\n', "the label an integer"),
+        ("a.jsonl", '{"text": "good film", "label": true}\n', "the label an integer"),
+        ("a.jsonl", '{"review": "good film"}\n', '"text": "a film"'),
+        ("a.jsonl", '{"text": "a", "ids": [1]}\n', '"text": "a film"'),
+        ("a.jsonl", '{"ids": [1.5]}\n', '"ids"'),
+        ("a.jsonl", '["good film"]\n', '"text": "a film"'),
+        ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}\n', "line 2: the label must be an integer; it has none"),
+    ],
+)
+def test_tables_that_are_refused(tmp_path, name, content, word):
+    (tmp_path / name).write_text(content)
+    write_tokenizer(tmp_path)
+    language_model(cfg=config(vocab_size=300)).save_pretrained(tmp_path)
+    with pytest.raises(zonogpt.SpecError, match=word):
+        open_dataset(tmp_path / name, TEXT, str(tmp_path))
+
+
+def test_texts_with_numbers_and_commas_are_plain(tmp_path):
+    content = "1,000 reasons\na film, 2 stars\n"
+    assert [line[2] for line in labelled(tmp_path, "a.txt", content)] == content.splitlines()
+
+
+def test_pictures_in_colour(tmp_path):
+    """Grey is read however it is stored; colour and transparency are refused."""
+    grey = (IMAGES[0] * 255).round().to(torch.uint8).numpy()
+    for mode in ("L", "RGB", "RGBA", "LA", "P"):
+        Image.fromarray(grey).convert(mode).save(tmp_path / "grey.png")
+        torch.testing.assert_close(read_image(tmp_path / "grey.png"), IMAGES[0])
+    for place, word in ((0, "in colour"), (3, "transparent")):
+        pixels = np.array(Image.fromarray(grey).convert("RGBA"))
+        pixels[5, 5, place] = 77 if place == 3 else pixels[5, 5, 1] + 1
+        Image.fromarray(pixels).save(tmp_path / "odd.png")
+        with pytest.raises(zonogpt.SpecError, match=word):
+            read_image(tmp_path / "odd.png")
+    Image.fromarray(grey).save(tmp_path / "key.png", transparency=0)  # one grey that stands for nothing
+    with pytest.raises(zonogpt.SpecError, match="transparent"):
+        read_image(tmp_path / "key.png")
 
 
 def test_positions():

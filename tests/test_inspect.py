@@ -1,6 +1,11 @@
 """inspect(): the paper's numbers, and predictions that hold."""
 
+import importlib
+import json
 import math
+import subprocess
+import sys
+from unittest import mock
 
 import pytest
 import torch
@@ -8,9 +13,12 @@ from transformers import GPT2LMHeadModel
 
 import zonogpt
 from builders import config, image_config, language_model
+from zonogpt.cli.inspect import PROCESS_BYTES
 from zonogpt.domains.structured import generator_limit
 from zonogpt.errors import OptionError
 from zonogpt.inspection import dense_bytes, structured_bytes
+from zonogpt.methods import METHODS, plan
+from zonogpt.methods.plan import Sizes, chunk_bytes, filling_batch, plan_ellipsoidal
 from zonogpt.methods.structured import VARIANTS
 from zonogpt.methods.tape import forward
 from zonogpt.tensors import map_tensors, tensors_in
@@ -93,6 +101,108 @@ def test_depth_does_not_raise_the_prediction_once_the_pool_binds():
 def test_tied_head_counts_once():
     tied, untied = (zonogpt.load(language_model(cfg=config(tie_word_embeddings=t))) for t in (True, False))
     assert zonogpt.inspect(untied).n_parameters - zonogpt.inspect(tied).n_parameters == 17 * 12
+
+
+MEASURE = """
+import json, sys, torch, zonogpt
+from transformers import GPT2Config, GPT2LMHeadModel
+from zonogpt.memory import peak_bytes, reset_peak, resident_bytes
+sizes, tokens, methods = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(",")
+torch.manual_seed(0)
+GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)).save_pretrained(sys.argv[4])
+cpu, model = torch.device("cpu"), zonogpt.load(sys.argv[4])
+found, out = zonogpt.inspect(model, tokens, 1), {}
+for method in methods:
+    seen = []
+    for label in (3, None):  # falsified, so that the judge is there in float32; then proved, or unknown
+        resident_bytes(cpu)
+        reset_peak(cpu)
+        spec = zonogpt.embedding_ball(model, range(tokens), [tokens - 1], 1e-6, label)
+        zonogpt.verify(model, spec, method=method, hint=False)
+        seen.append(peak_bytes(cpu))
+    out[method] = (found.plans[method].peak_bytes + found.weight_bytes, max(seen))
+print(json.dumps(out))
+"""
+
+
+def predicted_and_seen(folder, sizes, tokens, methods):
+    """Bytes by method, of a fresh process; it stands for Python with torch and transformers by PROCESS_BYTES."""
+    command = [sys.executable, "-c", MEASURE, json.dumps(sizes), str(tokens), ",".join(methods), str(folder)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+    assert run.returncode == 0, run.stderr[-2000:]
+    return {method: (predicted + PROCESS_BYTES, seen) for method, (predicted, seen) in json.loads(run.stdout).items()}
+
+
+GRID = {
+    "tiny": ({"n_embd": 32, "n_head": 2, "n_layer": 2, "vocab_size": 500, "n_positions": 32}, 8),
+    "a large vocabulary": ({"n_embd": 64, "n_head": 4, "n_layer": 1, "vocab_size": 100_000, "n_positions": 16}, 5),
+    "wide": ({"n_embd": 256, "n_head": 4, "n_layer": 2, "vocab_size": 20_000, "n_positions": 16}, 5),
+    "deep": ({"n_embd": 96, "n_head": 4, "n_layer": 6, "vocab_size": 5_000, "n_positions": 16}, 5),
+    "long": ({"n_embd": 32, "n_head": 2, "n_layer": 1, "vocab_size": 1_000, "n_positions": 128}, 120),
+}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak of a part of a run is known on Linux only")
+@pytest.mark.parametrize("name", GRID)
+def test_language_models_take_no_more_than_is_predicted(tmp_path, name):
+    """The rows of the claim, the model's float64 copies and its judge are counted; and not twice."""
+    sizes, tokens = GRID[name]
+    for method, (predicted, seen) in predicted_and_seen(tmp_path, sizes, tokens, ("E", "M", "ibp")).items():
+        assert seen <= predicted <= 2 * seen + 200 * 2**20, (method, predicted / GIB, seen / GIB)
+
+
+@pytest.mark.slow
+def test_gpt2_takes_no_more_than_is_predicted(tmp_path):
+    """124 million parameters."""
+    for method, (predicted, seen) in predicted_and_seen(tmp_path, {}, 6, ("E",)).items():
+        assert seen <= predicted <= 2 * seen, (method, predicted / GIB, seen / GIB)
+
+
+def sizes_of(device, n_tokens=20, width=768, moving=1, blocks=4, rows=1):
+    return Sizes(n_tokens, n_tokens, width, 12, 4 * width, blocks, moving * width, width, rows, device)
+
+
+def test_a_gpu_gets_what_helps_and_no_more():
+    assert filling_batch(sizes_of("cuda")) == 11  # see benchmarks/batches.py
+    assert filling_batch(sizes_of("cuda", n_tokens=300)) == 1
+    assert filling_batch(sizes_of("cuda", width=64)) > 1000  # small calls are worth joining
+    assert filling_batch(sizes_of("cpu")) > 10**9  # there the budget is the limit
+    text = sizes_of("cuda")
+    together = plan_ellipsoidal(text, 8, filling_batch(text), None).peak_bytes
+    assert together < 40 * GIB
+    assert plan_ellipsoidal(text, 8, 36, None).peak_bytes > 2 * together
+    for moving in (1, 3, 14):
+        assert chunk_bytes(sizes_of("cuda", moving=moving), 8, 36, None) <= 2 * GIB
+
+
+def test_batches_stop_where_the_device_is_full(monkeypatch):
+    """However much is free: a device that is full with the ellipsoids of 8 such texts gets 8."""
+    model = zonogpt.load(language_model())
+    specs = [zonogpt.embedding_ball(model, [1 + i, 2, 3, 4], [0], 1e-3) for i in range(12)]
+    assert [len(batch) for batch in METHODS["E"].batches(model, specs, torch.float64, None)] == [12]
+    monkeypatch.setattr(plan, "FULL", {"cpu": 8 * 4 * 12 * 12 * 8})
+    assert [len(batch) for batch in METHODS["E"].batches(model, specs, torch.float64, None)] == [8, 4]
+    assert [len(batch) for batch in METHODS["E"].batches(model, specs, torch.float64, 1 << 33)] == [8, 4]
+
+
+def test_rows_of_the_claim_are_planned_for():
+    for name, method in METHODS.items():
+        few, many = (
+            method.plan(sizes_of("cpu", n_tokens=4, width=64, rows=rows), torch.float64, None).peak_bytes
+            for rows in (1, 50_000)
+        )
+        assert many >= few, name
+        assert many >= 3 * 50_000 * 64 * 8, name
+
+
+def test_the_run_holds_one_copy_in_float64():
+    """Where the work is done at home, the exact model is the one that the bounds are computed with."""
+    model = zonogpt.load(language_model())
+    run = importlib.import_module("zonogpt.verify")
+    kept = []
+    with mock.patch.object(run, "_Run", side_effect=lambda *a, _Run=run._Run, **k: kept.append(k) or _Run(*a, **k)):
+        zonogpt.verify(model, zonogpt.embedding_ball(model, [1, 2], [0], 1e-3), method="ibp")
+    assert kept[0]["exact"] is kept[0]["work"]
 
 
 def test_bad_options():

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import generator, layer_norm, randn, zonotope
+from chunked import smallest_chunks
 from containment import assert_bounded, assert_symbolic_containment, point
 from zonogpt.domains.structured import StructuredZonotope, from_promoted
 from zonogpt.model.ir import LayerNorm
@@ -183,3 +184,13 @@ def test_large_activations_do_not_lose_the_remainder(dtype, scale):
     root = scale if dtype == torch.float64 else scale**0.5
     for s, t in zip(small, large, strict=True):
         torch.testing.assert_close(t.double() * root, s.double(), rtol=1e-5, atol=0)
+
+
+def test_chunked_equals_plain():
+    norm, z = layer_norm(generator(4), 6), zonotope(5, radius=0.1)
+    plain = layernorm_bounds(norm, z)
+    with smallest_chunks() as rounds:
+        small = layernorm_bounds(norm, z)
+    assert rounds == [z.m, z.q]
+    for name in ("centre", "r_N", "R_N", "R_hat", "reach", "rounding"):
+        torch.testing.assert_close(getattr(small, name), getattr(plain, name))

@@ -7,6 +7,7 @@ import torch
 
 import zonogpt
 from builders import config, image_config, image_model, language_model, text_classifier
+from chunked import smallest_chunks
 from containment import assert_symbolic_containment
 from zonogpt.methods.structured import TABLE, VARIANTS, pool_limit
 from zonogpt.search.attack import attack
@@ -79,6 +80,17 @@ def test_small_pool_only_widens(method):
     small = zonogpt.verify(model, spec, method=method, budget_bytes=1)  # the floor of 64 generators
     assert (small.margins <= full.margins + 1e-9).all()
     assert (attack(model, spec, restarts=2, steps=8).margins >= small.margins - 1e-9).all()
+
+
+@pytest.mark.parametrize("name", ["image", "classifier"])  # heads that read all tokens, and the last one
+@pytest.mark.parametrize("method", TABLE)
+def test_chunked_equals_plain(method, name):
+    spec = spec_of(name, 1e-3)
+    plain = zonogpt.verify(MODELS[name], spec, method=method)
+    with smallest_chunks() as rounds:
+        small = zonogpt.verify(MODELS[name], spec, method=method)
+    assert max(rounds) > 1
+    torch.testing.assert_close(small.margins, plain.margins)
 
 
 def test_pool_limit_counts_float32_unless_told_otherwise():

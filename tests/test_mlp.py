@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from builders import mlp_block, zonotope
+from chunked import smallest_chunks
 from containment import assert_bounded, assert_symbolic_containment, point
-from zonogpt.domains import chunks
 from zonogpt.domains.structured import StructuredZonotope
-from zonogpt.transforms.gelu import curvature_bound, gelu_slope
+from zonogpt.transforms.gelu import N_PIECES, curvature_bound, gelu_slope
 from zonogpt.transforms.layernorm import layernorm_bounds
 from zonogpt.transforms.mlp import fused_mlp, preactivation_radius, sequential_mlp
 
@@ -105,10 +105,11 @@ def test_fused_error_is_below_the_printed_one():
 
 
 @BOTH
-def test_chunked_equals_plain(transform, monkeypatch):
+def test_chunked_equals_plain(transform):
     block, z = mlp_block(4), zonotope(5, radius=0.1)
     plain, _ = transform(block, z)
-    monkeypatch.setattr(chunks.chunks, "__defaults__", (1,))
-    small, _ = transform(block, z)
+    with smallest_chunks() as rounds:
+        small, _ = transform(block, z)
+    assert rounds == [z.m, z.q, z.m, z.q, N_PIECES, z.m, z.q]  # LayerNorm, preactivations, GELU, images
     for field in "cGLb":
         torch.testing.assert_close(getattr(small, field), getattr(plain, field))

@@ -22,6 +22,7 @@ from pathlib import Path
 from mutations_baselines import OTHERS
 from mutations_bench import BENCH
 from mutations_checker import CHECKER
+from mutations_chunks import CHUNKS
 from mutations_e import METHOD_E
 from mutations_rounding import ROUNDING_TERMS
 
@@ -502,6 +503,7 @@ MUTATIONS += [Mutation(f"E: {what}", file, old, new, tests) for what, file, old,
 MUTATIONS += [Mutation(f"other: {what}", file, old, new, tests) for what, file, old, new, tests in OTHERS]
 MUTATIONS += [Mutation(f"rounding: {what}", file, old, new, tests) for what, file, old, new, tests in ROUNDING_TERMS]
 MUTATIONS += [Mutation(f"checker: {what}", file, old, new, tests) for what, file, old, new, tests in CHECKER]
+MUTATIONS += [Mutation(f"chunks: {what}", file, old, new, tests) for what, file, old, new, tests in CHUNKS]
 MUTATIONS += [Mutation(f"bench: {what}", file, old, new, tests) for what, file, old, new, tests in BENCH]
 
 

@@ -14,13 +14,14 @@ from zonogpt._version import __version__
 from zonogpt.accuracy.job import Job
 from zonogpt.accuracy.rows import Row, Settings
 from zonogpt.accuracy.table import Line, tabulate
-from zonogpt.datasets import Dataset
+from zonogpt.datasets import Dataset, check_dataset
 from zonogpt.datasets.texts import Positions
 from zonogpt.errors import OptionError
 from zonogpt.examples import Examples, chosen_indices
+from zonogpt.files import as_path
 from zonogpt.methods import guarantee
-from zonogpt.model.ir import Model, TokenEmbedding
-from zonogpt.options import check_limits, check_method, check_seed, resolve_device, resolve_dtype
+from zonogpt.model.ir import Model, TokenEmbedding, check_model
+from zonogpt.options import check_limits, check_list, check_method, check_seed, resolve_device, resolve_dtype
 from zonogpt.result import Result
 from zonogpt.rows.store import open_store
 from zonogpt.search.attack import RESTARTS, STEPS
@@ -60,7 +61,7 @@ def certify(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     budget_bytes: int | None = None,
-    out: Path | None = None,
+    out: str | Path | None = None,
     on_row: OnRow | None = None,
 ) -> Certification:
     """Verifies and attacks `count` examples behind the first `skip` at every radius (increasing, positive).
@@ -77,7 +78,10 @@ def certify(
 
     All arguments and all examples are checked before the first proof.
     """
+    check_model(model)
+    check_dataset(dataset)
     _check_options(radii, norm, seed, method)
+    folder = None if out is None else as_path(out, "out")
     check_limits(timeout, budget_bytes)
     run_dtype, run_device = resolve_dtype(dtype), resolve_device(device, model)
     chosen = chosen_indices(len(dataset), count, skip)
@@ -106,7 +110,7 @@ def certify(
 
     together = TOGETHER_GPU if run_device.type == "cuda" else TOGETHER_CPU
     rows = []
-    with nullcontext() if out is None else open_store(out, settings, Row) as store:
+    with nullcontext() if folder is None else open_store(folder, settings, Row) as store:
         for start in range(0, len(chosen), together):
             for row in job.rows(chosen[start : start + together], prove, store):
                 rows.append(row)
@@ -119,6 +123,7 @@ def certify(
 def _check_options(radii: Sequence[float], norm: float, seed: int, method: str) -> None:
     check_method(method)
     check_seed(seed)
+    check_list(radii, "radii")
     if not radii:
         raise OptionError("give at least one radius")
     for radius in radii:

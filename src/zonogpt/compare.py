@@ -13,12 +13,14 @@ from pathlib import Path
 import torch
 
 from zonogpt._version import __version__
-from zonogpt.datasets import Dataset
+from zonogpt.datasets import Dataset, check_dataset
 from zonogpt.datasets.texts import Positions
 from zonogpt.errors import OptionError
 from zonogpt.examples import Example, Examples, chosen_indices
+from zonogpt.files import as_path
 from zonogpt.methods import METHODS, guarantee
-from zonogpt.model.ir import Model
+from zonogpt.model.ir import Model, check_model
+from zonogpt.options import check_list
 from zonogpt.radii.ladder import Ladder
 from zonogpt.radii.rows import ATTACK, Row, Settings
 from zonogpt.radii.search import Outcome, Trial
@@ -69,7 +71,7 @@ def compare(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     budget_bytes: int | None = None,
-    out: Path | None = None,
+    out: str | Path | None = None,
     watcher: Watcher | None = None,
 ) -> Comparison:
     """For every input and method the largest radius in low..high that is proved; for "attack" the smallest broken.
@@ -82,6 +84,10 @@ def compare(
     arguments goes on from there; methods and inputs may be added, anything else must be the same. All arguments and
     inputs are checked before the first run.
     """
+    check_model(model)
+    check_dataset(dataset)
+    check_list(methods, "methods")
+    folder = None if out is None else as_path(out, "out")
     known = (*METHODS, ATTACK)
     for name in methods:
         if name not in known:
@@ -110,7 +116,7 @@ def compare(
     watcher.start(sum(tokens) * len(methods))
     task = _Task(examples, prober, ladder, settings, watcher)
     rows: list[Row] = []
-    with nullcontext() if out is None else open_store(out, settings, Row) as store:
+    with nullcontext() if folder is None else open_store(folder, settings, Row) as store:
         for index in chosen:
             for example in one_token_each(examples.classified(index)):
                 here = []

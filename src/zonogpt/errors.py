@@ -20,6 +20,10 @@ class OptionError(ZonoGptError):
     """An option of a run (method, dtype, device, budget, timeout) is not one we know."""
 
 
+class WriteError(OptionError):
+    """A file or folder that cannot be written; the message names it."""
+
+
 class CertificateError(ZonoGptError):
     """A proof has too little room for a certificate, whose checker rounds differently."""
 

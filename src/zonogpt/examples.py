@@ -81,6 +81,9 @@ class Examples:
 
 def chosen_indices(available: int, count: int | None, skip: int) -> range:
     """Indices of `count` examples behind the first `skip`; all of them without a count."""
+    for what, number in (("count", count), ("number of examples to skip", skip)):
+        if number is not None and type(number) is not int:
+            raise OptionError(f"the {what} must be an integer; got {number!r}")
     if count is not None and count < 1:
         raise OptionError(f"the count must be at least 1; got {count}")
     if skip < 0:

@@ -9,9 +9,16 @@ import secrets
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from zonogpt.errors import OptionError
+from zonogpt.errors import OptionError, WriteError
 
 MOST_BYTES = 1 << 28  # of a text or JSON file, unpacked; no config, spec or list of rows comes near
+
+
+def as_path(value: object, what: str) -> Path:
+    """OptionError, which says what the path is for, unless it is a string or a path."""
+    if not isinstance(value, str | os.PathLike) or isinstance(path := os.fspath(value), bytes):
+        raise OptionError(f"{what} must be a path, as a string or a pathlib.Path; got {value!r}")
+    return Path(path)
 
 
 def read_bytes(file: Path) -> bytes:
@@ -53,7 +60,7 @@ def write_whole(file: Path, content: str | bytes) -> None:
         finally:
             draft.unlink(missing_ok=True)
     except OSError as error:
-        raise OptionError(f"cannot write {file}: {error}") from error
+        raise WriteError(f"cannot write {file}: {error}") from error
 
 
 def create_whole(file: Path, content: str) -> bool:
@@ -67,7 +74,7 @@ def create_whole(file: Path, content: str) -> bool:
     except FileExistsError:
         return False
     except OSError as error:
-        raise OptionError(f"cannot write {file}: {error}") from error
+        raise WriteError(f"cannot write {file}: {error}") from error
     return True
 
 
@@ -75,7 +82,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OptionError(f"cannot write to {folder}: {error}") from error
+        raise WriteError(f"cannot write to {folder}: {error}") from error
 
 
 def _draft(target: Path, data: bytes) -> Path:

@@ -9,9 +9,9 @@ import torch
 
 from zonogpt.errors import OptionError
 from zonogpt.methods import METHODS
-from zonogpt.methods.plan import Plan, Sizes
+from zonogpt.methods.plan import Plan, Sizes, held_bytes
 from zonogpt.methods.structured import pool_limit
-from zonogpt.model.ir import ImageEmbedding, Model
+from zonogpt.model.ir import ImageEmbedding, Model, check_model
 from zonogpt.options import check_limits, resolve_dtype
 from zonogpt.tensors import tensors_in
 
@@ -30,7 +30,7 @@ class Inspection:
     tokens: int  # sequence length the predictions are for
     inputs: int  # raw numbers that move in the largest input set: all pixels, or the embeddings of all tokens
     dtype: str
-    weight_bytes: int  # as loaded, and the blocks and head once more in that dtype
+    weight_bytes: int  # all copies of them that a run holds: see held_bytes
     structured_input_bytes: int  # input generators stored per token, 8 bytes each (the paper's example)
     dense_input_bytes: int  # the same as dense generators
     generator_limit: int
@@ -45,6 +45,7 @@ def inspect(
     budget_bytes: int | None = None,
 ) -> Inspection:
     """Sizes and predictions. For text: `tokens` ids (default: as many as fit), of which `positions` move (all)."""
+    check_model(model)
     run_dtype = resolve_dtype(dtype)
     check_limits(None, budget_bytes)
     d = model.width
@@ -63,7 +64,8 @@ def inspect(
             raise OptionError(f"positions must lie in 1..{S}; got {moving}")
         inputs = moving * d
     limit = pool_limit(S, d, run_dtype, budget_bytes)
-    sizes = Sizes(S, S, d, model.n_heads, model.hidden, len(model.blocks), inputs, per_token, model.device.type)
+    rows = max(1, model.n_outputs - 1)
+    sizes = Sizes(S, S, d, model.n_heads, model.hidden, len(model.blocks), inputs, per_token, rows, model.device.type)
     plans = {name: method.plan(sizes, run_dtype, budget_bytes) for name, method in METHODS.items()}
     n_parameters = count_parameters(model)
     run_parameters = count_parameters((model.blocks, model.head))
@@ -80,7 +82,9 @@ def inspect(
         tokens=S,
         inputs=inputs,
         dtype=str(run_dtype).removeprefix("torch."),
-        weight_bytes=n_parameters * model.dtype.itemsize + run_parameters * run_dtype.itemsize,
+        weight_bytes=held_bytes(
+            n_parameters, run_parameters, model.dtype.itemsize, run_dtype.itemsize, model.source is not None
+        ),
         structured_input_bytes=structured_bytes(S, d),
         dense_input_bytes=dense_bytes(S, d),
         generator_limit=limit,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from zonogpt.arithmetic import Arithmetic
@@ -21,6 +23,11 @@ def check_method(name: object) -> None:
 def check_seed(seed: object) -> None:
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise OptionError(f"the seed must lie in 0..{2**32 - 1}; got {seed!r}")
+
+
+def check_list(value: object, what: str) -> None:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise OptionError(f"{what} must be a list; got {type(value).__name__} {repr(value)[:40]}")
 
 
 def resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype:
@@ -45,9 +52,11 @@ def resolve_device(device: str | torch.device | None, model: Model) -> torch.dev
 
 
 def check_limits(timeout: float | None, budget_bytes: int | None) -> None:
-    if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout <= 1e12):
+    if timeout is not None and (
+        isinstance(timeout, bool) or not (isinstance(timeout, int | float) and 0 < timeout <= 1e12)
+    ):
         raise OptionError(f"the timeout must be a positive number of seconds; got {timeout!r}")
-    if budget_bytes is not None and (not isinstance(budget_bytes, int) or budget_bytes < 1):
+    if budget_bytes is not None and (type(budget_bytes) is not int or budget_bytes < 1):
         raise OptionError(f"the budget must be a positive number of bytes; got {budget_bytes!r}")
 
 

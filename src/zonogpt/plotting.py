@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
+from typing import Any
+
 import matplotlib
+
+from zonogpt.files import write_whole
 
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-__all__ = ["INK", "METHOD_COLOURS", "PAPER", "STYLE", "method_colour", "plt"]
+__all__ = ["INK", "METHOD_COLOURS", "PAPER", "STYLE", "method_colour", "plt", "save"]
 
 INK, PAPER = "#22303c", "#fbfaf7"
 STYLE = {
@@ -42,3 +48,11 @@ METHOD_COLOURS = {
 def method_colour(method: str) -> str:
     """Grey for those that have none of their own."""
     return METHOD_COLOURS.get(method, "#7a8b99")
+
+
+def save(figure: Any, file: Path) -> None:
+    """Writes the figure in the format that the file's name says, whole or not at all, and closes it."""
+    content = io.BytesIO()
+    figure.savefig(content, format=file.suffix.removeprefix(".").lower(), dpi=130)
+    plt.close(figure)
+    write_whole(file, content.getvalue())

@@ -11,16 +11,16 @@ from typing import NamedTuple, Self
 
 import torch
 
-from zonogpt.errors import UnsoundError
+from zonogpt.errors import OptionError, UnsoundError
 from zonogpt.memory import resident_bytes
-from zonogpt.model.ir import Model
+from zonogpt.model.ir import Model, check_model
 from zonogpt.model.replay import HuggingFaceModel, original
 from zonogpt.options import check_limits, check_method, check_seed, resolve_device, resolve_dtype
 from zonogpt.radii.ladder import Ladder
 from zonogpt.radii.search import OnTrial, Outcome, SpecAt, largest_proved, smallest_broken
 from zonogpt.result import Result
 from zonogpt.search.falsify import Finding, falsify
-from zonogpt.spec.spec import Spec
+from zonogpt.spec.spec import Spec, check_spec
 from zonogpt.tensors import moved
 from zonogpt.verify import verify_many
 
@@ -73,6 +73,9 @@ def certified_radius(
     that runs out of it, or of memory, is `stopped`, and what it has found until then is returned. `on_trial` is told of
     every radius that was tried.
     """
+    check_model(model)
+    if not callable(spec_at):
+        raise OptionError(f"spec_at must be a function from a radius to its spec; got {type(spec_at).__name__}")
     check_method(method)
     ladder = Ladder.build(low, high, tolerance)
     prober = Prober.build(model, seed, timeout, device, dtype, budget_bytes)
@@ -135,7 +138,12 @@ class Prober:
         return smallest_broken(ladder, self._here(spec_at), search, self._deadline(), on_trial)
 
     def _here(self, spec_at: SpecAt) -> SpecAt:
-        return lambda radius: moved(spec_at(radius), self.net.device, torch.float64)
+        def here(radius: float) -> Spec:
+            spec = spec_at(radius)
+            check_spec(spec)
+            return moved(spec, self.net.device, torch.float64)
+
+        return here
 
     def _deadline(self) -> float:
         return math.inf if self.timeout is None else time.perf_counter() + self.timeout

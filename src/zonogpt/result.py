@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from zonogpt.arithmetic import Arithmetic, meaning
+from zonogpt.tensors import ByValue
 
 Status = Literal["verified", "falsified", "unknown", "timeout"]
 Guarantee = Literal["bounded", "estimated"]  # how the rounding of the bounds themselves is accounted for
@@ -47,8 +48,8 @@ class Ledger:
         return sorted({e.block for e in self.entries})
 
 
-@dataclass(frozen=True)
-class Result:
+@dataclass(frozen=True, eq=False)
+class Result(ByValue):
     status: Status
     margins: Tensor  # (K,) certified lower bounds, float64 on the CPU; -inf where nothing is certified
     reason: str  # one sentence for people

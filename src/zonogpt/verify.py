@@ -17,14 +17,22 @@ from zonogpt.memory import free_bytes, peak_bytes, reset_peak
 from zonogpt.methods import METHODS, guarantee
 from zonogpt.methods.method import Bounds, Method, NonFiniteBlockError, NotEnoughMemoryError, OnBlock, Progress
 from zonogpt.model.agreement import require_close
-from zonogpt.model.ir import Model
+from zonogpt.model.ir import Model, check_model
 from zonogpt.model.replay import HuggingFaceModel, original
-from zonogpt.options import check_executable, check_limits, check_method, check_seed, resolve_device, resolve_dtype
+from zonogpt.options import (
+    check_executable,
+    check_limits,
+    check_list,
+    check_method,
+    check_seed,
+    resolve_device,
+    resolve_dtype,
+)
 from zonogpt.precision import full_precision
 from zonogpt.result import Result, Status
 from zonogpt.search.falsify import Finding, falsify, output_of, replay
 from zonogpt.spec.claims import Claim
-from zonogpt.spec.spec import Spec
+from zonogpt.spec.spec import Spec, check_spec
 from zonogpt.tensors import fingerprint, moved
 
 HALVINGS = 10  # of the radius, in search of one that holds
@@ -145,6 +153,8 @@ def verify_many(
     `seconds` of a result is its share of the batch, and `timeout` is per spec. `on_result(index, result)` is called as
     soon as a result is there.
     """
+    check_model(model)
+    check_list(specs, "specs")
     check_method(method)
     check_seed(seed)
     meant = check_arithmetic(arithmetic)
@@ -160,7 +170,7 @@ def verify_many(
         work = model.converted(run_device, torch.float64)
         run = _Run(
             method, METHODS[method].for_run(work, specs, budget_bytes, meant), run_dtype, meant, budget_bytes, on_block,
-            exact=model.converted(model.device, torch.float64),
+            exact=work if run_device == model.device else model.converted(model.device, torch.float64),
             rounded=model.converted(model.device, torch.float32),
             work=work,
             original=original(model),
@@ -377,5 +387,7 @@ def rounding_allowance(claim: Claim, output: Tensor, rounded: Tensor, dtype: tor
 
 def check_match(model: Model, spec: Spec) -> None:
     """A spec holds embedded inputs, so it is about one embedding: with other weights it would be another set."""
+    check_model(model)
+    check_spec(spec)
     if spec.n_outputs != model.n_outputs or not spec.input.belongs_to(model):
         raise SpecError("the spec was built for another model; build it again with the model you verify")

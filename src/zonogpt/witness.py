@@ -51,7 +51,7 @@ def save_witness(spec: Spec, result: Result, file: Path) -> list[Path]:
 
 
 def _draw(anchor: Tensor, result: Result, file: Path) -> None:
-    from zonogpt.plotting import STYLE, plt  # matplotlib is slow to import
+    from zonogpt.plotting import STYLE, plt, save  # matplotlib is slow to import
 
     assert result.counterexample is not None
     change = result.counterexample - anchor
@@ -69,8 +69,7 @@ def _draw(anchor: Tensor, result: Result, file: Path) -> None:
         figure.colorbar(shown, ax=axes[2], fraction=0.046)
         for ax in axes:
             ax.set(xticks=[], yticks=[])
-        figure.savefig(file, dpi=130)
-        plt.close(figure)
+        save(figure, file)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zonogpt.accuracy.table import Line
-from zonogpt.plotting import INK, STYLE, plt
+from zonogpt.plotting import INK, STYLE, plt, save
 
 CERTIFIED, ATTACKED, CLEAN = "#0b6e4f", "#e08e0b", "#7a8b99"
 
@@ -34,8 +34,7 @@ def draw_accuracy(lines: Sequence[Line], title: str, file: Path) -> None:
         ax.grid(axis="y", color=INK, alpha=0.08)
         ax.set_title(title, loc="left")
         ax.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4, fontsize=9)
-        figure.savefig(file, dpi=130)
-        plt.close(figure)
+        save(figure, file)
 
 
 def _radius_axis(ax: Any, radii: list[float]) -> None:

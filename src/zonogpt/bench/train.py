@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 
 from zonogpt.bench.grid import MNIST, ModelId
 from zonogpt.bench.training.data import read_images, read_sentences, read_tokenizer
@@ -25,7 +26,7 @@ from zonogpt.bench.training.record import (
 )
 from zonogpt.bench.training.schedule import Schedule, reproducible, schedule_of
 from zonogpt.bench.training.sst import SMALLEST_RADIUS, classify_sentences, train_on_sentences
-from zonogpt.errors import ModelError
+from zonogpt.errors import ModelError, WriteError
 from zonogpt.files import make_folder
 from zonogpt.model.quiet import quiet_transformers
 
@@ -72,10 +73,13 @@ def train_one(model: ModelId, data: Path | None, folder: Path, device: torch.dev
         work = _on_images if model.task == MNIST else _on_sentences
         net, tokenizer, answers, labels, about = work(model, data, schedule, device)
     make_folder(folder)
-    with quiet_transformers():
-        net.save_pretrained(folder)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
+    try:
+        with quiet_transformers():
+            net.save_pretrained(folder)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+    except (OSError, SafetensorError) as error:
+        raise WriteError(f"cannot write to {folder}: {error}") from error
     record = Training(
         task=model.task,
         size=model.size,

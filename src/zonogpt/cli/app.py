@@ -6,14 +6,14 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from zonogpt._version import __version__
 from zonogpt.cli import bench, certify, check, compare, demo, inspect, radius, verify
+from zonogpt.cli.outputs import Guarded, complain
 from zonogpt.errors import ZonoGptError
 
 BAD_INPUT = 2
+VERDICT_IN_EXIT_CODE = ("verify", "check")  # where nothing is lost with standard output
 
 app = typer.Typer(
     name="zonogpt",
@@ -48,10 +48,28 @@ def common(
 
 
 def main() -> None:
-    """Entry point. Mistakes of the user end with one clear message and exit code 2, never with a traceback."""
+    """Entry point. Mistakes of the user end with one clear message and exit code 2, never with a traceback.
+
+    So does output that nobody can read, unless the exit code says it all.
+    """
+    out, err = Guarded(sys.stdout), Guarded(sys.stderr)
+    sys.stdout, sys.stderr = out, err
+    code = _run()
+    out.flush()
+    if out.failure is not None:
+        complain(f"cannot write to standard output: {out.failure.strerror}")
+        if not set(sys.argv[1:2]) & set(VERDICT_IN_EXIT_CODE):
+            code = code or BAD_INPUT
+    err.flush()
+    sys.exit(code)
+
+
+def _run() -> int:
     try:
         app()
     except ZonoGptError as error:
-        # Text, not markup: file names may hold anything.
-        Console(stderr=True, soft_wrap=True).print(Text.assemble(("error:", "red"), f" {error}"))
-        sys.exit(BAD_INPUT)
+        complain(error)
+        return BAD_INPUT
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json as json_format
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +18,7 @@ from zonogpt.certify import Certification
 from zonogpt.certify import certify as run
 from zonogpt.cli import options
 from zonogpt.cli.options import check_writable, norm_of, numbers, size
+from zonogpt.cli.outputs import attempt
 from zonogpt.cli.progress import progress_bar
 from zonogpt.cli.stopping import INTERRUPTED, how_to_continue
 from zonogpt.cli.tables import print_table
@@ -81,32 +83,35 @@ def certify(
                 positions=positions or "last", search=attack, seed=seed, timeout=timeout, device=device, dtype=dtype,
                 budget_bytes=budget_bytes, out=out, on_row=show,
             )  # fmt: skip
-        write(found, model, out, json)
     except KeyboardInterrupt:
         typer.echo(f"stopped after {kept} rows; {how_to_continue(out)}", err=True)
         raise typer.Exit(INTERRUPTED) from None
     print(headline(found.table[-1]))
     if not quiet:
         print_table(as_table(found.table))
-        if out is not None:
-            print(f"in {out}: rows.jsonl, settings.json, table.csv, certified.png")
+    sys.stdout.flush()  # the answer is out, whatever becomes of the files
+    if write(found, model, out, json) and out is not None and not quiet:
+        print(f"in {out}: rows.jsonl, settings.json, table.csv, certified.png")
 
 
-def write(found: Certification, model: str, out: Path | None, json: Path | None) -> None:
+def write(found: Certification, model: str, out: Path | None, json: Path | None) -> bool:
+    """Whether all files could be written; those that could not are named."""
+    done = []
     if out is not None:
         from zonogpt.accuracy.figure import draw_accuracy  # matplotlib is slow to import
 
-        write_whole(out / "table.csv", as_csv(found.table))
+        done.append(attempt(write_whole, out / "table.csv", as_csv(found.table)))
         ball = {"inf": "l∞", "2": "l2", "1": "l1"}[found.settings.norm]
         title = f"{Path(model).name}: accuracy under {ball} changes, method {found.settings.method}"
-        draw_accuracy(found.table, title, out / "certified.png")
+        done.append(attempt(draw_accuracy, found.table, title, out / "certified.png"))
     if json is not None:
         whole = {
             "settings": dataclasses.asdict(found.settings),
             "table": [dataclasses.asdict(line) for line in found.table],
             "rows": [json_format.loads(row.to_json()) for row in found.rows],
         }
-        write_whole(json, json_format.dumps(whole, indent=2) + "\n")
+        done.append(attempt(write_whole, json, json_format.dumps(whole, indent=2) + "\n"))
+    return all(done)
 
 
 def headline(line: Line) -> str:

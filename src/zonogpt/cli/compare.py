@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json as json_format
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +16,7 @@ from rich.table import Table
 from zonogpt.cli import options
 from zonogpt.cli.inputs import open_inputs
 from zonogpt.cli.options import check_writable, norm_of, numbers, size
+from zonogpt.cli.outputs import attempt
 from zonogpt.cli.progress import progress_bar
 from zonogpt.cli.stopping import INTERRUPTED, how_to_continue
 from zonogpt.cli.tables import print_table
@@ -77,29 +79,31 @@ def compare(
             typer.echo(f"stopped after {watcher.kept} rows; {how_to_continue(out)}", err=True)
             raise typer.Exit(INTERRUPTED) from None
     lines = tabulate(found.rows, found.methods, grid)
-    write(found, lines, model, out, json)
     print(headline(lines))
     if not quiet:
         print_table(as_table(lines, grid))
-        if out is not None:
-            print(f"in {out}: rows.jsonl, settings.json, table.csv, comparison.png")
+    sys.stdout.flush()  # the answer is out, whatever becomes of the files
+    if write(found, lines, model, out, json) and out is not None and not quiet:
+        print(f"in {out}: rows.jsonl, settings.json, table.csv, comparison.png")
 
 
-def write(found: Comparison, lines: Sequence[Line], model: str, out: Path | None, json: Path | None) -> None:
-    grid = found.settings.grid
+def write(found: Comparison, lines: Sequence[Line], model: str, out: Path | None, json: Path | None) -> bool:
+    """Whether all files could be written; those that could not are named."""
+    grid, done = found.settings.grid, []
     if out is not None:
         from zonogpt.radii.figure import draw_comparison  # matplotlib is slow to import
 
-        write_whole(out / "table.csv", as_csv(lines, grid))
+        done.append(attempt(write_whole, out / "table.csv", as_csv(lines, grid)))
         title = f"{Path(model).name}: {lines[0].inputs} inputs, l_{found.settings.norm} ball"
-        draw_comparison(lines, found.rows, grid, title, out / "comparison.png")
+        done.append(attempt(draw_comparison, lines, found.rows, grid, title, out / "comparison.png"))
     if json is not None:
         whole = {
             "settings": dataclasses.asdict(found.settings),
             "table": [dataclasses.asdict(line) for line in lines],
             "rows": [json_format.loads(row.to_json()) for row in found.rows],
         }
-        write_whole(json, json_format.dumps(whole, indent=2, allow_nan=False) + "\n")
+        done.append(attempt(write_whole, json, json_format.dumps(whole, indent=2, allow_nan=False) + "\n"))
+    return all(done)
 
 
 def headline(lines: Sequence[Line]) -> str:

@@ -33,9 +33,9 @@ def inspect(
     """Say what a model is, whether it can be verified, and what a run will need, before any run."""
     check_writable(json)
     found = run(load(model), tokens, positions, dtype, size(budget))
+    show(found)
     if json is not None:
         write_whole(json, json_format.dumps(dataclasses.asdict(found), indent=2) + "\n")
-    show(found)
 
 
 def show(found: Inspection) -> None:
@@ -52,7 +52,8 @@ def show(found: Inspection) -> None:
         f" {gib(found.dense_input_bytes)} as dense ones"
     )
     console.print(
-        f"  generator pool: {found.generator_limit:,} per token, shared and local; weights {gib(found.weight_bytes)}"
+        f"  generator pool: {found.generator_limit:,} per token, shared and local;"
+        f" weights, with all their copies: {gib(found.weight_bytes)}"
     )
     table = Table("method", "what it does", box=None, pad_edge=False)
     for heading in ("shared", "local", "predicted peak"):

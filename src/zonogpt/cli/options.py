@@ -93,7 +93,9 @@ def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:
         return
     try:
         target = file.resolve()
-        possible = target.parent.is_dir() and not target.is_dir() and os.access(target.parent, os.W_OK)
+        special = target.exists() and not target.is_file()  # a pipe or device is written to, not replaced
+        place = target if special else target.parent
+        possible = target.parent.is_dir() and not target.is_dir() and os.access(place, os.W_OK)
     except OSError as error:  # a name that is too long, a loop of links
         raise OptionError(f"cannot write {file}: {error}") from error
     if not possible:

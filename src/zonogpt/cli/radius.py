@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json as json_format
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +16,7 @@ from rich.table import Table
 from zonogpt.cli import options
 from zonogpt.cli.inputs import open_inputs
 from zonogpt.cli.options import check_writable, norm_of, size
+from zonogpt.cli.outputs import attempt
 from zonogpt.cli.progress import progress_bar
 from zonogpt.cli.stopping import INTERRUPTED, how_to_continue
 from zonogpt.cli.tables import print_table
@@ -76,29 +78,33 @@ def radius(
             typer.echo(f"stopped after {watcher.kept} rows; {how_to_continue(out)}", err=True)
             raise typer.Exit(INTERRUPTED) from None
     lines = by_input(found.rows, method)
-    write(found, lines, model, method, out, json)
     print(headline(lines))
     if not quiet:
         print_table(as_table(lines))
-        if out is not None:
-            print(f"in {out}: rows.jsonl, settings.json, table.csv, radius.png")
+    sys.stdout.flush()  # the answer is out, whatever becomes of the files
+    if write(found, lines, model, method, out, json) and out is not None and not quiet:
+        print(f"in {out}: rows.jsonl, settings.json, table.csv, radius.png")
 
 
 def write(
     found: Comparison, lines: Sequence[InputLine], model: str, method: str, out: Path | None, json: Path | None
-) -> None:
+) -> bool:
+    """Whether all files could be written; those that could not are named."""
+    done = []
     if out is not None:
         from zonogpt.radii.figure import draw_inputs  # matplotlib is slow to import
 
-        write_whole(out / "table.csv", inputs_as_csv(lines))
-        draw_inputs(lines, f"{Path(model).name}, method {method}, l_{found.settings.norm} ball", out / "radius.png")
+        done.append(attempt(write_whole, out / "table.csv", inputs_as_csv(lines)))
+        title = f"{Path(model).name}, method {method}, l_{found.settings.norm} ball"
+        done.append(attempt(draw_inputs, lines, title, out / "radius.png"))
     if json is not None:
         whole = {
             "settings": dataclasses.asdict(found.settings),
             "table": [{k: plain(v) for k, v in dataclasses.asdict(line).items()} for line in lines],
             "rows": [json_format.loads(row.to_json()) for row in found.rows],
         }
-        write_whole(json, json_format.dumps(whole, indent=2, allow_nan=False) + "\n")
+        done.append(attempt(write_whole, json, json_format.dumps(whole, indent=2, allow_nan=False) + "\n"))
+    return all(done)
 
 
 def plain(value: object) -> object:

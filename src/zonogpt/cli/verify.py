@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +13,7 @@ import typer
 from zonogpt.certificate import write_certificate
 from zonogpt.cli import options
 from zonogpt.cli.options import check_writable, integers, norm_of, size, two_numbers
+from zonogpt.cli.outputs import attempt
 from zonogpt.cli.progress import progress_bar
 from zonogpt.datasets.pictures import read_image
 from zonogpt.datasets.texts import encode
@@ -60,7 +64,8 @@ def verify(
 ) -> None:
     """Try to prove that the answer stays the same over the whole ball, or find an input that changes it.
 
-    The verdict is the first word. Exit code: 0 verified, 10 unknown, 20 falsified, 30 timeout, 2 bad input.
+    The verdict is the first word. Exit code: 0 verified, 10 unknown, 20 falsified, 30 timeout, 2 bad input. A file that
+    cannot be written then is named, and does not change it.
     """
     check_writable(json)
     check_writable(counterexample, (".npz",))
@@ -71,36 +76,60 @@ def verify(
     net = load(model)
     stay = None if interval is None else two_numbers(interval, "--interval")
     spec = build_spec(net, model, image, text, ids, positions, words, radius, label, norm_of(norm), stay)
+    with block_bar(net, quiet) as show:
+        result = run(
+            net, spec, method=method, attack=attack, timeout=timeout, device=device, dtype=dtype,
+            budget_bytes=budget_bytes, seed=seed, hint=hint, on_block=show, arithmetic=arithmetic,
+        )  # fmt: skip
+    print(result.verdict)
+    if not quiet:
+        print(describe(result))
+        if result.status == "falsified":
+            print(describe_witness(net, spec, result))
+    sys.stdout.flush()  # the verdict is out, whatever becomes of the files
+    said = []
+    if json is not None:
+        attempt(write_whole, json, result.to_json() + "\n")
+    if certificate is not None:
+        said += certified(net, spec, result, certificate, quiet)
+    if result.status == "falsified":
+        said += saved(spec, result, counterexample)
+    if said and not quiet:
+        print("\n".join(said))
+    raise typer.Exit(EXIT[result.status])
+
+
+def certified(net: Model, spec: Spec, result: Result, file: Path, quiet: bool) -> list[str]:
+    """Writes the certificate, if there is one; the line that says so."""
+    if result.status != "verified":
+        return ["no certificate: nothing was proved"]
+    try:
+        with block_bar(net, quiet) as show:
+            written = attempt(write_certificate, net, spec, file, result.device, show)
+    except CertificateError as error:
+        return [str(error)]
+    return [f"certificate: {file}"] if written else []
+
+
+def saved(spec: Spec, result: Result, file: Path | None) -> list[str]:
+    """Writes the counterexample, if that is wanted; the line that says so."""
+    if file is None:
+        return ["--counterexample FILE.npz saves it"]
+    files: list[Path] = []
+    attempt(lambda: files.extend(save_witness(spec, result, file)))
+    return [f"saved: {' and '.join(map(str, files))}"] if files else []
+
+
+@contextmanager
+def block_bar(net: Model, quiet: bool) -> Iterator[Callable[[Progress], None]]:
+    """A bar over the blocks, and the function that moves it."""
     with progress_bar(quiet) as bar:
         task = bar.add_task("embedding", total=len(net.blocks))
 
         def show(progress: Progress) -> None:
             bar.update(task, completed=progress.block - 1, description=f"block {progress.block} ({progress.kind})")
 
-        result = run(
-            net, spec, method=method, attack=attack, timeout=timeout, device=device, dtype=dtype,
-            budget_bytes=budget_bytes, seed=seed, hint=hint, on_block=show, arithmetic=arithmetic,
-        )  # fmt: skip
-        written = "no certificate: nothing was proved"
-        if certificate is not None and result.status == "verified":
-            try:
-                write_certificate(net, spec, certificate, result.device, show)
-                written = f"certificate: {certificate}"
-            except CertificateError as error:
-                written = str(error)
-    if json is not None:
-        write_whole(json, result.to_json() + "\n")
-    files = []
-    if counterexample is not None and result.status == "falsified":
-        files = save_witness(spec, result, counterexample)
-    print(result.verdict)
-    if not quiet:
-        print(describe(result))
-        if certificate is not None:
-            print(written)
-        if result.status == "falsified":
-            print(describe_witness(net, spec, result, files))
-    raise typer.Exit(EXIT[result.status])
+        yield show
 
 
 def build_spec(
@@ -136,8 +165,8 @@ def build_spec(
     return embedding_ball(net, token_ids, at, radius, label=label, norm=norm, interval=interval)
 
 
-def describe_witness(net: Model, spec: Spec, result: Result, files: list[Path]) -> str:
-    """Where and how far the input moved, and where it was saved."""
+def describe_witness(net: Model, spec: Spec, result: Result) -> str:
+    """Where and how far the input moved."""
     assert result.counterexample is not None
     change = result.counterexample - spec.input.anchor.cpu()
     if isinstance(spec.input, EmbeddingBox):
@@ -153,8 +182,7 @@ def describe_witness(net: Model, spec: Spec, result: Result, files: list[Path]) 
         lines = [
             f"{n} of {change.numel()} pixels change, pixel ({row}, {column}) most: {float(change[row, column]):+.3g}"
         ]
-    saved = " and ".join(map(str, files))
-    return "\n".join([*lines, f"saved: {saved}" if files else "--counterexample FILE.npz saves it"])
+    return "\n".join(lines)
 
 
 def describe(result: Result) -> str:

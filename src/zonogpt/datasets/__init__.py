@@ -12,8 +12,9 @@ from zonogpt.datasets.idx import SPLITS, MnistFiles
 from zonogpt.datasets.pictures import PictureFolder
 from zonogpt.datasets.texts import TextLines
 from zonogpt.errors import OptionError, SpecError
+from zonogpt.files import as_path
 from zonogpt.model import zoo
-from zonogpt.model.ir import ImageEmbedding, Model
+from zonogpt.model.ir import ImageEmbedding, Model, check_model
 
 
 class Dataset(Protocol):
@@ -31,18 +32,25 @@ class Dataset(Protocol):
         """What image_ball or embedding_ball takes: an image with floats in [0, 1], or token ids."""
 
 
-def open_dataset(path: Path, model: Model, source: str, split: str = "test") -> Dataset:
+def open_dataset(path: str | Path, model: Model, source: str | Path, split: str = "test") -> Dataset:
     """The data at `path` for this model, which came from `source` (its tokenizer is looked for there).
 
     A model of images reads a directory: MNIST's files (`split`: "test" or "train"), or pictures. A model of texts reads
     a file. "zoo:digits" is the digits that travel with the bundled model.
     """
+    check_model(model)
+    place, source = as_path(path, "the data"), str(as_path(source, "the source of the model"))
     if split not in SPLITS:
         raise OptionError(f"split {split!r} is unknown; there are {' and '.join(SPLITS)}")
     try:
-        return _open(path, model, source, split)
+        return _open(place, model, source, split)
     except OSError as error:  # no permission, a name that is too long, a loop of links
         raise SpecError(f"the data {str(path)!r} cannot be read: {error}") from error
+
+
+def check_dataset(value: object) -> None:
+    if not all(hasattr(value, name) for name in ("__len__", "name", "label", "read")):
+        raise OptionError(f"a data set is needed, from open_dataset; got {type(value).__name__}")
 
 
 def _open(path: Path, model: Model, source: str, split: str) -> Dataset:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.lib import format as npy
+from numpy.typing import NDArray
 from torch import Tensor
 
 from zonogpt.errors import SpecError
@@ -29,7 +30,10 @@ MOST_PIXELS = 1 << 24  # far more than a model reads; a small file can unpack to
 
 
 def read_image(file: Path) -> Tensor:
-    """A .npy of floats in [0, 1], or an 8-bit picture turned to grey and divided by 255: (height, width)."""
+    """A .npy of floats in [0, 1], or an 8-bit picture in grey divided by 255: (height, width).
+
+    A picture in colour is read if every pixel of it is grey and opaque.
+    """
     if not file.is_file():
         what = "a directory" if file.is_dir() else "not there"
         raise SpecError(f"the image {str(file)!r} is {what}; give a picture or a .npy file")
@@ -38,7 +42,23 @@ def read_image(file: Path) -> Tensor:
     with open_picture(file) as picture:
         if picture.mode not in READABLE_MODES:
             raise SpecError(f"{file} has pixel mode {picture.mode}; give 8-bit grey or colour, or a .npy of floats")
-        return torch.from_numpy(np.asarray(picture.convert("L"), dtype=np.float32) / 255)
+        return torch.from_numpy(_grey(picture, file).astype(np.float32) / 255)
+
+
+def _grey(picture: Picture, file: Path) -> NDArray[np.uint8]:
+    """The bytes of a picture of one channel, however it is stored."""
+    if picture.mode in ("1", "L") and "transparency" not in picture.info:
+        return np.asarray(picture.convert("L"))
+    channels = np.asarray(picture.convert("RGBA"))
+    if bool((channels[..., 3] < 255).any()):
+        raise SpecError(f"{file} has transparent pixels, and it is not known what lies behind them; save it without")
+    grey: NDArray[np.uint8] = channels[..., 0]
+    if not bool((channels[..., :3] == grey[..., None]).all()):
+        raise SpecError(
+            f"{file} is in colour ({picture.mode}); the models read one channel. Save it in grey, as the training data"
+            " were; with Pillow: Image.open(file).convert('L')"
+        )
+    return grey
 
 
 def _read_array(file: Path) -> Tensor:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from zonogpt.datasets.tables import IDS, INTEGER, Line, read_lines
 from zonogpt.errors import OptionError, SpecError
 from zonogpt.files import read_text
 from zonogpt.model import checkpoint
 
 VOCABULARIES = ("tokenizer.json", "vocab.json")
-IDS = re.compile(r"\s*\d{1,18}\s*(,\s*\d{1,18}\s*)*", re.ASCII)
 
 
 def encode(model: str, text: str, words: list[str]) -> tuple[list[int], list[int]]:
@@ -65,10 +66,7 @@ class Tokenizer:
 
 @dataclass(frozen=True)
 class TextLines:
-    """One example per line, `LABEL<TAB>TEXT` or `TEXT`; a file of which every line is `5,17,3` holds token ids.
-
-    Empty lines are left out.
-    """
+    """One example per line, written as its file's name says (tables.py); if every text is as `5,17,3`, token ids."""
 
     lines: tuple[int, ...]  # numbers in the file, from 1
     texts: tuple[str, ...]
@@ -81,20 +79,12 @@ class TextLines:
             content = read_text(file, "utf-8-sig")
         except (OSError, ValueError) as error:
             raise SpecError(f"{file} is not a readable text in UTF-8: {error}") from error
-        numbered = [(n, line.rstrip("\r")) for n, line in enumerate(content.split("\n"), start=1) if line.strip()]
-        if not numbered:
+        lines = read_lines(file, content)
+        if not lines:
             raise SpecError(f"{file} holds no examples; write one per line, as LABEL<TAB>TEXT")
-        labelled = ["\t" in line for _, line in numbered]
-        if any(labelled) and not all(labelled):
-            odd = numbered[labelled.index(False)][0]
-            raise SpecError(f"{file}, line {odd} has no label (LABEL<TAB>TEXT), but other lines have one")
-        parts = [line.partition("\t")[::2] if all(labelled) else ("", line) for _, line in numbered]
-        labels = None
-        if all(labelled):
-            labels = tuple(label_of(file, n, label) for (n, _), (label, _) in zip(numbered, parts, strict=True))
-        texts = tuple(text for _, text in parts)
-        tokenizer = None if all(IDS.fullmatch(text) for text in texts) else Tokenizer.beside(model)
-        return TextLines(tuple(n for n, _ in numbered), texts, labels, tokenizer)
+        tokenizer = None if all(IDS.fullmatch(line.text) for line in lines) else Tokenizer.beside(model)
+        numbers, texts = tuple(line.number for line in lines), tuple(line.text for line in lines)
+        return TextLines(numbers, texts, labels_of(file, lines), tokenizer)
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -111,13 +101,16 @@ class TextLines:
         return self.tokenizer.encode(self.texts[index], [])[0]
 
 
-def label_of(file: Path, line: int, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError as error:
-        raise SpecError(
-            f"{file}, line {line}: the label before the tab must be an integer; got {text[:40]!r}"
-        ) from error
+def labels_of(file: Path, lines: Sequence[Line]) -> tuple[int, ...] | None:
+    """All of them or none."""
+    labels = [line.label for line in lines]
+    if labels.count(None) == len(labels):
+        return None
+    for line in lines:
+        if line.label is None or not INTEGER.fullmatch(line.label):
+            got = "it has none" if line.label is None else f"got {line.label[:40]!r}"
+            raise SpecError(f"{file}, line {line.number}: the label must be an integer; {got}")
+    return tuple(int(label) for label in labels if label is not None)
 
 
 @dataclass(frozen=True)
@@ -131,6 +124,8 @@ class Positions:
     @staticmethod
     def parse(text: str) -> Positions:
         """ "last", "all", "random:2" or "1,4"."""
+        if not isinstance(text, str):
+            raise OptionError(f'positions are a word or a list in one string, as "last" or "1,4"; got {text!r}')
         if text in ("last", "all"):
             return Positions(text)
         if match := re.fullmatch(r"random:([1-9]\d{0,8})", text, re.ASCII):

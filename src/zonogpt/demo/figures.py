@@ -12,7 +12,7 @@ from zonogpt.demo.worked_example import (
     fused_projections,
     intervals,
 )
-from zonogpt.plotting import INK, STYLE, method_colour, plt
+from zonogpt.plotting import INK, STYLE, method_colour, plt, save
 
 STEP_COLOURS = {
     "input": "#cfc7db",
@@ -34,8 +34,7 @@ def draw_study(study: Study, file: Path) -> None:
         _proved(left, study)
         _margins(middle, study)
         _ledger(right, study)
-        figure.savefig(file, dpi=130)
-        plt.close(figure)
+        save(figure, file)
 
 
 def _digits(figure: Any, study: Study) -> None:
@@ -112,8 +111,7 @@ def draw_example(file: Path) -> None:
         axes[1, 0].annotate("fused (A)", (0, 1.2), xycoords="axes fraction", weight="bold")
         _intervals(right.subplots())
         figure.suptitle("The paper's example: first token, samples inside the certified sets", weight="bold")
-        figure.savefig(file, dpi=130)
-        plt.close(figure)
+        save(figure, file)
 
 
 def _projection(ax: Any, step: FirstToken, colour: str) -> None:

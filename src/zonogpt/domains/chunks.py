@@ -15,7 +15,7 @@ def temporary_bytes(device_type: str) -> int:
     return GPU_CHUNK_BYTES if device_type == "cuda" else CHUNK_BYTES
 
 
-def chunks(count: int, bytes_each: int, limit: int = CHUNK_BYTES) -> Iterator[slice]:
+def chunks(count: int, bytes_each: int, limit: int) -> Iterator[slice]:
     """Slices that cover range(count), each worth at most `limit` bytes (but at least one item)."""
     step = max(1, limit // max(1, bytes_each))
     for start in range(0, count, step):

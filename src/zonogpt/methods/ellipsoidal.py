@@ -24,6 +24,7 @@ from zonogpt.methods.plan import (
     Plan,
     Sizes,
     chunk_bytes,
+    filling_batch,
     kept_bytes,
     known_token_bytes,
     most_kept_bytes,
@@ -89,7 +90,8 @@ class EllipsoidalMethod:
                         f"the budget is {budget_bytes / 2**20:,.0f} MiB,"
                         f" but method E needs {each / 2**20:,.0f} MiB here"
                     )
-                most = max(1, min(budget // each, most_kept_bytes(model.device.type) // kept_bytes(longest, item)))
+                most_kept = most_kept_bytes(model.device.type) // kept_bytes(longest, item)
+                most = max(1, min(budget // each, most_kept, filling_batch(longest)))
                 batch = [i for i in left[:most] if size[i].n_tokens >= least * longest.n_tokens]
                 out.append(batch)
                 left = left[len(batch) :]
@@ -130,7 +132,8 @@ class EllipsoidalMethod:
 
 
 def default_budget(device: torch.device) -> int:
-    """Bytes for a batch: much of a free GPU; on a CPU enough to fill the cores, and no more than the caches like."""
+    """The most bytes for a batch: of a GPU much of what is free, should one input need it; on a CPU enough to fill the
+    cores, and no more than the caches like."""
     if device.type == "cuda":
         return int(0.7 * free_bytes(device))
     return 1 << 30

@@ -3,6 +3,7 @@
 In the paper's methods everything large is a number of generators times S d. The plan walks through the blocks as
 Algorithm 1 does and counts what is alive at the worst moment of each: the set before, the set after, and the pieces
 just before they are joined. Method E keeps one state per block for its backward pass and a few Grams for the moment.
+At the head the claim's rows come on top: a language model has one, of width d, for every other token it could say.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Sizes:
     n_blocks: int  # residual blocks, attention and MLP in turn
     n_inputs: int  # raw numbers that may move
     inputs_per_token: int
+    n_rows: int  # of the claim
     device_type: str = "cpu"
 
 
@@ -33,7 +35,7 @@ def whole_sizes(model: Model, spec: Spec) -> Sizes:
     box = spec.input
     return Sizes(
         box.n_tokens, box.n_tokens, model.width, model.n_heads, model.hidden, len(model.blocks), n_moving(spec),
-        box.inputs_per_token, model.device.type,
+        box.inputs_per_token, spec.claim.n_rows, model.device.type,
     )  # fmt: skip
 
 
@@ -46,8 +48,21 @@ class Plan:
     limit: int | None  # generators a token may keep; None: no such limit
     shared: int | None  # symbols of the input; None: the method has none
     local: int | None  # the largest number kept; None: the method has no such generators
-    peak_bytes: int  # of the generators and temporaries; the weights come on top
+    peak_bytes: int  # of generators, claim rows and temporaries; the weights come on top (held_bytes)
     tape_bytes: int = 0  # method E: the part of it that the backward pass needs, which grows with depth
+
+
+def held_bytes(n_parameters: int, run_parameters: int, model_item: int, item: int, judged: bool) -> int:
+    """Weights: the model as loaded, its blocks and head (`run_parameters`) in float64, in which every run works, and in
+    the types of tangents and of rounding, where these are others; the judge in float64, and in float32 once it has
+    replayed an input."""
+    others = {item, 4} - {8, model_item}
+    return n_parameters * (model_item + (12 if judged else 0)) + run_parameters * (8 + sum(others))
+
+
+def rows_bytes(sizes: Sizes, copies: int) -> int:
+    """So many arrays of all rows of the claim, or of the head's weights, in float64."""
+    return copies * 8 * sizes.n_rows * sizes.width
 
 
 def plan_structured(
@@ -78,15 +93,16 @@ def plan_structured(
             peak = max(peak, m + q_out + q + (q_out - q), m + 2 * q + d)  # while reducing, while converting
         most_local = max(most_local, q)
     bytes_each = sizes.n_tokens * d * item
-    return Plan(limit, m, most_local, peak * bytes_each + 5 * temporary_bytes(sizes.device_type))
+    at_head = (m + q + d) * bytes_each + rows_bytes(sizes, 6)
+    return Plan(limit, m, most_local, max(peak * bytes_each, at_head) + 5 * temporary_bytes(sizes.device_type))
 
 
 SMALLEST_CHUNK = 1 << 24
 
 
 def largest_chunk(device_type: str) -> int:
-    """A GPU wants few, large calls."""
-    return 1 << 32 if device_type == "cuda" else 1 << 30
+    """A GPU wants few, large calls; with 4 GiB it was no faster than with 2."""
+    return 1 << 31 if device_type == "cuda" else 1 << 30
 
 
 def most_kept_bytes(device_type: str) -> int:
@@ -94,15 +110,27 @@ def most_kept_bytes(device_type: str) -> int:
     return KEPT_CHUNKS * largest_chunk(device_type)
 
 
+FULL = {"cuda": 1 << 30}  # bytes of ellipsoids of a batch
+
+
+def filling_batch(sizes: Sizes) -> int:
+    """How many such inputs fill the device, so that more of them together would take more memory and no less time.
+
+    Ellipsoids of a gigabyte: 11 texts of 20 moving tokens at width 768. On an H200 half of that took a quarter more
+    time, and twice as much no less (benchmarks/batches.py).
+    """
+    return max(1, FULL.get(sizes.device_type, 1 << 62) // (8 * sizes.n_tokens * sizes.width**2))
+
+
 def plan_ellipsoidal(sizes: Sizes, item: int, batch: int, budget_bytes: int | None) -> Plan:
     """Predicted peak of method E for `batch` inputs, each with `sizes.n_tokens` moving tokens."""
-    attention, mlp, tape = _ellipsoidal_bytes(sizes, item, batch)
+    attention, others, tape = _ellipsoidal_bytes(sizes, item, batch)
     chunk, kept = chunk_bytes(sizes, item, batch, budget_bytes), batch * kept_bytes(sizes, item)
     if kept <= KEPT_CHUNKS * chunk:
         attention += kept
     still = sizes.length - sizes.n_tokens
     alone = still * still_token_bytes(sizes.width, sizes.n_heads, sizes.hidden, still)  # before all else
-    return Plan(None, sizes.n_inputs, None, max(tape + max(attention, mlp), alone) + chunk, tape)
+    return Plan(None, sizes.n_inputs, None, max(tape + max(attention, others), alone) + chunk, tape)
 
 
 def still_token_bytes(width: int, n_heads: int, hidden: int, length: int) -> int:
@@ -127,8 +155,8 @@ def chunk_bytes(sizes: Sizes, item: int, batch: int, budget_bytes: int | None) -
     largest = min(largest_chunk(sizes.device_type), max(SMALLEST_CHUNK, everything))
     if budget_bytes is None:
         return largest
-    attention, mlp, tape = _ellipsoidal_bytes(sizes, item, batch)
-    left = budget_bytes - tape - max(attention, mlp)
+    attention, others, tape = _ellipsoidal_bytes(sizes, item, batch)
+    left = budget_bytes - tape - max(attention, others)
     return min(largest, max(SMALLEST_CHUNK, left // (1 + KEPT_CHUNKS)))
 
 
@@ -138,7 +166,7 @@ def kept_bytes(sizes: Sizes, item: int) -> int:
 
 
 def _ellipsoidal_bytes(sizes: Sizes, item: int, batch: int) -> tuple[int, int, int]:
-    """Temporaries of an attention block and of an MLP block that are not chunked, and the tape."""
+    """Temporaries that are not chunked: of an attention block, of an MLP block or the head; and the tape."""
     n, S, d, m, H, f = sizes.n_tokens, sizes.length, sizes.width, sizes.n_inputs, sizes.n_heads, sizes.hidden
     # The tangents are of the dtype, all else of float64.
     state = 8 * n * d * (d + 10) + item * n * d * m  # a set, and what LayerNorm remembers of it
@@ -147,4 +175,6 @@ def _ellipsoidal_bytes(sizes: Sizes, item: int, batch: int) -> tuple[int, int, i
     tape += 8 * n * d * m if item < 8 else 0  # the input's generators, before they are rounded
     attention = 8 * (8 * n * d * d + 6 * H * n * S * S + 8 * n * S * d) + item * n * d * m
     mlp = 8 * n * d * (3 * f + 6 * d) + item * n * d * m
-    return batch * attention, batch * mlp, batch * tape
+    # Each input's rows once more while they are put together, those of one in the making, and the head's weights.
+    head = rows_bytes(sizes, batch + 2)
+    return batch * attention, max(batch * mlp, head), batch * tape + rows_bytes(sizes, batch)

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from zonogpt.errors import SpecError
+from zonogpt.errors import ModelError, SpecError
 from zonogpt.tensors import moved
 
 
-@dataclass(frozen=True)
+# Models and their parts are equal only where they are the same object.
+@dataclass(frozen=True, eq=False)
 class LayerNorm:
     gamma: Tensor  # (d,)
     beta: Tensor  # (d,)
@@ -30,7 +31,7 @@ class LayerNorm:
         return F.layer_norm(x, self.gamma.shape, self.gamma, self.beta, self.tau)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AttentionBlock:
     """x + W_o concat_h(softmax(Q_h K_h^T / sqrt(e)) V_h) + b_o, with Q | K | V = W_qkv LN(x) + b_qkv."""
 
@@ -81,7 +82,7 @@ class AttentionBlock:
         return x + self.join_heads(scores.softmax(-1) @ v) @ self.w_o + self.b_o
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MlpBlock:
     """x + W_2 gelu(W_1 LN(x) + b_1) + b_2, with the tanh form of GELU."""
 
@@ -100,7 +101,7 @@ class MlpBlock:
 Block = AttentionBlock | MlpBlock
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ImageEmbedding:
     """An image is cut into patches, row by row; each patch, flattened row by row, is projected to one token."""
 
@@ -119,7 +120,7 @@ class ImageEmbedding:
         return self.patches(image) @ self.weight + self.bias + self.positions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TokenEmbedding:
     tokens: Tensor  # (vocabulary, d)
     positions: Tensor  # (n_positions, d)
@@ -128,7 +129,7 @@ class TokenEmbedding:
         return self.tokens[ids] + self.positions[: ids.shape[0]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Head:
     """Final LayerNorm, then the mean over tokens or the last token, then a linear map to the outputs."""
 
@@ -149,7 +150,7 @@ class Head:
         return out if self.bias is None else out + self.bias
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Model:
     embedding: ImageEmbedding | TokenEmbedding
     blocks: tuple[Block, ...]
@@ -204,11 +205,17 @@ class Model:
         return ids
 
 
+def check_model(model: object) -> None:
+    if not isinstance(model, Model):
+        raise ModelError(f"a model of zonogpt is needed, from zonogpt.load; got {type(model).__name__}")
+
+
 def logits(model: Model, image_or_ids: object) -> Tensor:
     """The model's exact outputs for one image (height, width) in [0, 1] or one list of token ids.
 
     For a language model: the scores of the next token after the last id.
     """
+    check_model(model)
     if isinstance(model.embedding, ImageEmbedding):
         return model.forward(model.embedding(as_image(model, image_or_ids).to(model.dtype)))
     return model.forward(model.embedding(model.readable_ids(as_ids(model, image_or_ids))))
@@ -216,12 +223,14 @@ def logits(model: Model, image_or_ids: object) -> Tensor:
 
 def as_image(model: Model, image: object) -> Tensor:
     """`image` in float64 on the model's device, or SpecError if it is not an image for this model."""
+    check_model(model)
     if not isinstance(model.embedding, ImageEmbedding):
         raise SpecError(f"{model.name} reads token ids, not images; use embedding_ball (--ids on the command line)")
     try:
         tensor = torch.as_tensor(image)
     except (TypeError, ValueError, RuntimeError) as error:
         raise SpecError(f"the image must be an array of pixels, not {type(image).__name__}: {error}") from error
+    _check_plain(tensor, "the image")
     if tuple(tensor.shape) != model.embedding.image_size:
         raise SpecError(
             f"the image has shape {tuple(tensor.shape)}; this model reads {model.embedding.image_size}"
@@ -229,6 +238,7 @@ def as_image(model: Model, image: object) -> Tensor:
         )
     if not tensor.is_floating_point():
         raise SpecError(f"the image has dtype {tensor.dtype}; pixels must be floats in [0, 1] (divide bytes by 255)")
+    tensor = tensor.to(torch.float64)
     if not bool(((tensor >= 0) & (tensor <= 1)).all()):  # NaN fails this too
         raise SpecError(
             f"pixels must lie in [0, 1]; this image spans [{float(tensor.min()):g}, {float(tensor.max()):g}]"
@@ -238,6 +248,7 @@ def as_image(model: Model, image: object) -> Tensor:
 
 def as_ids(model: Model, ids: object) -> Tensor:
     """`ids` as a 1-D integer tensor on the model's device, or SpecError if the model cannot read them."""
+    check_model(model)
     if not isinstance(model.embedding, TokenEmbedding):
         raise SpecError(f"{model.name} reads images, not token ids; use image_ball (--image on the command line)")
     try:
@@ -245,12 +256,21 @@ def as_ids(model: Model, ids: object) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise SpecError(f"token ids must be a list of integers: {str(error).splitlines()[0]}") from error
     vocabulary, n_positions = model.embedding.tokens.shape[0], model.embedding.positions.shape[0]
-    if tensor.dim() != 1 or tensor.is_floating_point() or tensor.dtype == torch.bool or tensor.numel() == 0:
+    _check_plain(tensor, "token ids")
+    not_integers = tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool
+    if tensor.dim() != 1 or not_integers or tensor.numel() == 0:
         raise SpecError(
             f"token ids must be one non-empty list of integers; got {tensor.dtype} of shape {tuple(tensor.shape)}"
         )
+    tensor = tensor.to(torch.long)
     if tensor.numel() > n_positions:
         raise SpecError(f"{tensor.numel()} token ids, but this model has {n_positions} positions")
     if int(tensor.min()) < 0 or int(tensor.max()) >= vocabulary:
         raise SpecError(f"token ids must lie in 0..{vocabulary - 1}; got {int(tensor.min())}..{int(tensor.max())}")
-    return tensor.to(device=model.device, dtype=torch.long)
+    return tensor.to(model.device)
+
+
+def _check_plain(tensor: Tensor, what: str) -> None:
+    kind = "on the meta device" if tensor.is_meta else "quantised" if tensor.is_quantized else str(tensor.layout)
+    if kind != "torch.strided":
+        raise SpecError(f"{what} must be plain numbers in memory; this tensor is {kind}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from zonogpt.errors import ModelError
 from zonogpt.model.quiet import quiet_transformers
@@ -25,7 +25,7 @@ class HuggingFaceModel:
     """
 
     def __init__(self, net: PreTrainedModel) -> None:
-        self._built: dict[torch.dtype, Any] = {torch.float64: copy.deepcopy(net).to("cpu", torch.float64).eval()}
+        self._built: dict[torch.dtype, Any] = {torch.float64: _copied(net, torch.float64).eval()}
         self.agreed: set[str] = set()  # comparisons with the IR that came out equal: radii share their centre
 
     def on_image(self, image: Tensor, dtype: torch.dtype) -> Tensor:  # (height, width) -> (outputs,)
@@ -50,8 +50,17 @@ class HuggingFaceModel:
 
     def _in(self, dtype: torch.dtype) -> PreTrainedModel:
         if dtype not in self._built:
-            self._built[dtype] = copy.deepcopy(self._built[torch.float64]).to(dtype)
+            self._built[dtype] = _copied(self._built[torch.float64], dtype)
         return self._built[dtype]
+
+
+def _copied(net: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """A copy on the CPU in this type, without one in the net's own type on the way."""
+    memo: dict[int, Any] = {
+        id(weight): nn.Parameter(weight.detach().to("cpu", dtype, copy=True), requires_grad=False)
+        for weight in net.parameters()
+    }
+    return copy.deepcopy(net, memo).to("cpu", dtype)
 
 
 def original(model: Model) -> HuggingFaceModel | None:

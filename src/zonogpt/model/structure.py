@@ -59,8 +59,9 @@ def require_plain(net: PreTrainedModel) -> None:
         _check_class(name, type(module))
     _check_attention(net.config)
     for name, tensor in [*net.named_parameters(), *net.named_buffers()]:
-        if type(tensor.detach()) is not torch.Tensor or tensor.is_meta or tensor.layout != torch.strided:
-            kind = "on the meta device" if tensor.is_meta else f"a {type(tensor.detach()).__name__}"
+        plain = {type(tensor), type(tensor.detach())} <= {nn.Parameter, torch.Tensor}
+        if not plain or tensor.is_meta or tensor.is_quantized or tensor.layout != torch.strided:
+            kind = "on the meta device" if tensor.is_meta else f"a {_kind(tensor)}"
             raise ModelError(f"weight {name} is {kind}; load the model with plain weights in memory")
     reference = _fresh(net)
     theirs, ours = dict(net.named_modules()), dict(reference.named_modules())
@@ -70,6 +71,11 @@ def require_plain(net: PreTrainedModel) -> None:
             raise ModelError(f"the object {where} {name}, unlike the model that transformers builds from its config")
         for difference in _differences(theirs[name], ours[name], net):
             raise ModelError(f"{_at(name, theirs[name])}: {difference}. A proof would be about another network")
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    odd = type(tensor) if type(tensor) is not nn.Parameter else type(tensor.detach())
+    return f"{odd.__name__} of {tensor.dtype} ({tensor.layout})"
 
 
 def _fresh(net: PreTrainedModel) -> PreTrainedModel:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from zonogpt.plotting import INK, STYLE, method_colour, plt
+from zonogpt.plotting import INK, STYLE, method_colour, plt, save
 from zonogpt.radii.rows import ATTACK, Row
 from zonogpt.radii.table import InputLine, Line
 
@@ -20,8 +20,7 @@ def draw_comparison(lines: Sequence[Line], rows: Sequence[Row], grid: Sequence[f
         _radii(axes[1], lines, rows)
         _costs(axes[2], lines)
         figure.suptitle(title, weight="bold")
-        figure.savefig(file, dpi=130)
-        plt.close(figure)
+        save(figure, file)
 
 
 def _counts(ax: Any, lines: Sequence[Line], grid: Sequence[float]) -> None:
@@ -93,8 +92,7 @@ def draw_inputs(lines: Sequence[InputLine], title: str, file: Path) -> None:
         ax.grid(axis="x", color=INK, alpha=0.08)
         ax.set_title(title, loc="left")
         figure.legend(frameon=False, loc="outside lower center", ncols=2)
-        figure.savefig(file, dpi=130)
-        plt.close(figure)
+        save(figure, file)
 
 
 def _name(line: InputLine) -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from zonogpt.errors import OptionError
+from zonogpt.errors import OptionError, WriteError
 from zonogpt.files import create_whole, read_bytes, read_json
 from zonogpt.rows.record import Row, Settings
 
@@ -39,7 +39,7 @@ class RowStore(Generic[R]):
                 line = line[os.write(self._descriptor, line) :]
             os.fsync(self._descriptor)
         except OSError as error:
-            raise OptionError(f"a row could not be written: {error}; the rows before it are kept") from error
+            raise WriteError(f"a row could not be written: {error}; the rows before it are kept") from error
         self.finished[row.key] = row
 
 
@@ -51,17 +51,24 @@ def open_store(folder: Path, settings: Settings, kind: type[R], name: str = ROWS
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError as error:
-        raise OptionError(f"cannot keep rows in {folder}: {error}") from error
+        raise WriteError(f"cannot keep rows in {folder}: {error}") from error
     try:
         _lock(descriptor, folder / name)
         content = content_of(folder / name)
         rows, whole = parse(content, folder / name, kind)
         _check_settings(folder, settings, rows)
         if whole < len(content):
-            os.ftruncate(descriptor, whole)
+            _cut(descriptor, whole, folder / name)
         yield RowStore(descriptor, {row.key: row for row in rows})
     finally:
         os.close(descriptor)
+
+
+def _cut(descriptor: int, size: int, file: Path) -> None:
+    try:
+        os.ftruncate(descriptor, size)
+    except OSError as error:
+        raise WriteError(f"cannot write {file}: {error}") from error
 
 
 def content_of(file: Path) -> bytes:

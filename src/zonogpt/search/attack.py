@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from zonogpt.errors import OptionError
-from zonogpt.model.ir import Model
+from zonogpt.model.ir import Model, check_model
 from zonogpt.search.projection import descend, random_starts, single_moves
-from zonogpt.spec.spec import Spec
-from zonogpt.tensors import moved
+from zonogpt.spec.spec import Spec, check_spec
+from zonogpt.tensors import ByValue, moved
 
 RESTARTS, STEPS = 4, 30
 PROBES = 2048  # single-coordinate moves that are looked at first, in l_1 and l_2 balls
@@ -25,8 +25,8 @@ FIRST_STEP, LAST_STEP = 0.5, 0.01  # in widths of the set; steps shrink geometri
 MEMORY_BYTES = 1 << 30  # about what the points that move together may take
 
 
-@dataclass(frozen=True)
-class Attack:
+@dataclass(frozen=True, eq=False)
+class Attack(ByValue):
     margins: Tensor  # (K,): the lowest value of each row at any point visited, float64 on the CPU; inf: none was finite
     input: Tensor  # the raw input, in the set, at which the lowest of them all was seen; float64 on the CPU
 
@@ -40,6 +40,8 @@ class Attack:
         return self.lowest <= 0
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def attack(
     model: Model,
     spec: Spec,
@@ -55,7 +57,10 @@ def attack(
     gradient: the first from the anchor, the second (in l_1 and l_2 balls) from the lowest single-coordinate
     move, the others from random places. Inputs are kept in float64 and only the network runs in `dtype`. A radius
     of 0 leaves the anchor alone. At the `deadline` (of time.perf_counter) the search stops, with what it has found.
+    Gradients are taken also where the caller has switched them off.
     """
+    check_model(model)
+    check_spec(spec)
     for name, value in (("restarts", restarts), ("steps", steps)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise OptionError(f"an attack needs at least one of its {name}; got {value!r}")

@@ -15,10 +15,11 @@ from zonogpt.model.sensitivity import sensitivity
 from zonogpt.search.attack import RESTARTS, STEPS, attack
 from zonogpt.spec.inputs import EmbeddingBox, InputBox, PixelBox
 from zonogpt.spec.spec import Spec
+from zonogpt.tensors import ByValue, moved
 
 
-@dataclass(frozen=True)
-class Counterexample:
+@dataclass(frozen=True, eq=False)
+class Counterexample(ByValue):
     input: Tensor  # raw, in the set; float64 on the CPU
     answer: int | None  # the largest output there; None: the claim is not about the largest output
     margin_float32: float  # the lowest margin, as the Hugging Face model computes it in float32
@@ -43,7 +44,8 @@ def falsify(
     seed: int = 0,
     deadline: float = math.inf,
 ) -> Finding:
-    """Searches the set by gradient descent and replays the best input found. `model` in float64."""
+    """Searches the set by gradient descent and replays the best input found. `model` in float64; the spec anywhere."""
+    spec = moved(spec, model.device, torch.float64)
     found = attack(model, spec, restarts, steps, seed, deadline=deadline)
     if not found.broken:
         return Finding(None, found.lowest)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from zonogpt.errors import SpecError
+from zonogpt.tensors import ByValue
 
 
 class Claim(Protocol):
@@ -69,8 +70,8 @@ class MarginClaim:
         return self.margins(weight).T, self.margins(offset)
 
 
-@dataclass(frozen=True)
-class LinearClaim:
+@dataclass(frozen=True, eq=False)
+class LinearClaim(ByValue):
     rows: Tensor  # (K, outputs)
     offset: Tensor  # (K,)
     words: str = "linear claim"

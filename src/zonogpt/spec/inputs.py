@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from zonogpt.model.ir import ImageEmbedding, Model, TokenEmbedding
+from zonogpt.tensors import ByValue
 
 
 class InputBox(Protocol):
@@ -87,8 +88,8 @@ def centre_and_noise(box: InputBox) -> tuple[Tensor, Tensor, float]:
     return box.anchor, torch.full_like(box.anchor, box.radius * (1 + 2**-50)), box.norm
 
 
-@dataclass(frozen=True)
-class PixelBox:
+@dataclass(frozen=True, eq=False)
+class PixelBox(ByValue):
     embedding: ImageEmbedding
     lower: Tensor  # (height, width)
     upper: Tensor
@@ -134,8 +135,8 @@ class PixelBox:
         )
 
 
-@dataclass(frozen=True)
-class EmbeddingBox:
+@dataclass(frozen=True, eq=False)
+class EmbeddingBox(ByValue):
     """Token embeddings at some positions move; position embeddings and all other tokens stay."""
 
     base: Tensor  # (S, d): the embedded sequence, with zero in place of the token embedding where it moves

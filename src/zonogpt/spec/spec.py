@@ -16,14 +16,14 @@ from zonogpt.errors import SpecError
 from zonogpt.model.ir import ImageEmbedding, Model, TokenEmbedding, as_ids, as_image
 from zonogpt.spec.claims import Claim, MarginClaim, interval_claim, linear_claim, margin_claim, sign_claim
 from zonogpt.spec.inputs import EmbeddingBox, PixelBox
-from zonogpt.tensors import moved
+from zonogpt.tensors import ByValue, moved
 
 NORMS = (math.inf, 2.0, 1.0)
 MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"  # of config.problem_type
 
 
-@dataclass(frozen=True)
-class Spec:
+@dataclass(frozen=True, eq=False)
+class Spec(ByValue):
     input: PixelBox | EmbeddingBox
     claim: Claim
     radius: float
@@ -110,7 +110,13 @@ def outward(anchor: Tensor, radius: float) -> tuple[Tensor, Tensor]:
     return torch.nextafter(anchor - radius, -far), torch.nextafter(anchor + radius, far)
 
 
-def check_ball(radius: object, norm: float) -> float:
+def check_spec(spec: object) -> None:
+    if not isinstance(spec, Spec):
+        several = "; for several give a list to verify_many" if isinstance(spec, list | tuple) else ""
+        raise SpecError(f"one spec is needed, from image_ball or embedding_ball{several}; got {type(spec).__name__}")
+
+
+def check_ball(radius: object, norm: object) -> float:
     """The radius as a float."""
     try:
         value = math.nan if isinstance(radius, bool) or not isinstance(radius, Real) else float(radius)
@@ -118,7 +124,7 @@ def check_ball(radius: object, norm: float) -> float:
         value = math.inf
     if not 0 <= value < math.inf:
         raise SpecError(f"the radius must be a finite number, at least 0; got {radius!r}")
-    if norm not in NORMS:
+    if isinstance(norm, bool) or not isinstance(norm, Real) or norm not in NORMS:
         raise SpecError(f"norm {norm!r} is not supported; use {', '.join(f'{p:g}' for p in NORMS)}")
     return value
 

@@ -11,8 +11,7 @@ from zonogpt.bench.report.markdown import FIGURES, markdown
 from zonogpt.bench.report.page import page
 from zonogpt.bench.report.sheets import all_sheets, headlines
 from zonogpt.bench.report.summary import summarise
-from zonogpt.errors import OptionError
-from zonogpt.files import write_whole
+from zonogpt.files import make_folder, write_whole
 
 
 @dataclass(frozen=True)
@@ -26,10 +25,7 @@ def build_report(rows: Path, instances: Path, out: Path) -> ReportFiles:
     """OUT/report.html, OUT/report.md and OUT/figures from ROWS/*.jsonl. Raises OptionError where rows do not fit."""
     summary = summarise(load_rows(rows, instances))
     heads, sheets, drawings = headlines(summary), all_sheets(summary), draw_all(summary)
-    try:
-        (out / FIGURES).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OptionError(f"cannot write to {out}: {error}") from error
+    make_folder(out / FIGURES)
     figures = []
     for drawing in drawings:
         for kind, content in (("svg", drawing.svg), ("png", drawing.png)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zonogpt.methods.plan import Plan, Sizes
+from zonogpt.methods.plan import Plan, Sizes, rows_bytes
 
 FUNCTIONAL_BYTES = 1 << 28  # of CROWN's functionals that go back together
 COPIES = 8  # of the widest node, for each functional on its way back: what is held, and what is being made of it
@@ -11,7 +11,7 @@ COPIES = 8  # of the widest node, for each functional on its way back: what is h
 def plan_intervals(sizes: Sizes, item: int) -> Plan:
     """The products' terms, (S, S, d) in four corners, and weights by sign."""
     S, d, f = sizes.n_tokens, sizes.width, sizes.hidden
-    return Plan(None, None, None, item * (7 * S * S * d + 4 * d * max(f, d) + 10 * S * f))
+    return Plan(None, None, None, item * (7 * S * S * d + 4 * d * max(f, d) + 10 * S * f) + rows_bytes(sizes, 5))
 
 
 def plan_zonotopes(sizes: Sizes, item: int) -> Plan:
@@ -31,7 +31,8 @@ def plan_zonotopes(sizes: Sizes, item: int) -> Plan:
         else:
             before, N = N, N + S * f
             peak = max(peak, before * S * (f + 2 * d) + N * S * (f + d))
-    return Plan(None, sizes.n_inputs, N, item * peak)
+    peak = max(peak, N * (3 * S * d + 2 * min(sizes.n_rows, 1024)))
+    return Plan(None, sizes.n_inputs, N, item * peak + rows_bytes(sizes, 5))
 
 
 def functional_bytes(budget_bytes: int | None) -> int:

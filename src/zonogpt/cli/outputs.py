@@ -1,0 +1,56 @@
+"""What a command writes: files after the verdict, and streams that may break. None of it costs the verdict."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from zonogpt.errors import WriteError
+
+
+def complain(what: object) -> None:
+    """One line on standard error; as text, not markup: file names may hold anything."""
+    Console(stderr=True, soft_wrap=True).print(Text.assemble(("error:", "red"), f" {what}"))
+
+
+def attempt(write: Callable[..., object], *args: object) -> bool:
+    """Whether `write` wrote its file. If not, the error names the file, and the command goes on."""
+    try:
+        write(*args)
+    except WriteError as error:
+        complain(error)
+        return False
+    return True
+
+
+class Guarded:
+    """A standard stream that remembers its first failure instead of raising it, and is silent from then on."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self.failure = OSError(errno.EBADF, "it is closed") if stream is None else None
+        self._stream = open(os.devnull, "w") if stream is None else stream  # noqa: SIM115
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _try(self, act: Callable[[], object]) -> None:
+        if self.failure is not None:
+            return
+        try:
+            act()
+        except OSError as error:
+            self.failure = error
+            # What is left in the buffer goes nowhere, or Python would try once more at its end and complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
