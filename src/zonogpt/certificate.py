@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 from torch import Tensor
 
-from zonogpt.domains.ellipsoidal import box_weights
+from zonogpt.domains.choices import Choices
 from zonogpt.domains.finite import NonFiniteBoundError
 from zonogpt.domains.rounding import room, with_room
 from zonogpt.errors import CertificateError
@@ -39,7 +39,7 @@ from zonogpt.transforms.ellipsoidal.attention import AttentionStep
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep
 from zonogpt.verify import check_match, full_precision, out_of_memory
 
-FORMAT = "zonogpt certificate 1"
+FORMAT = "zonogpt certificate 2"
 ZEROS = "0" * 64
 NORMS = {float("inf"): "inf", 2.0: "2", 1.0: "1"}
 
@@ -164,7 +164,7 @@ def _blocks(arrays: Arrays, tape: Tape) -> None:
     for place, norm in zip(["input", *places], norms, strict=True):
         arrays |= {f"{place}.c": _floats(norm.z.c[0]), f"{place}.Q": _floats(norm.z.Q[0])}
     for place, step in zip(places, tape.steps, strict=True):
-        arrays |= _norm(place, step.norm, slice(None))
+        arrays |= _norm(place, step.norm, slice(None)) | _choices(place, step.choices)
         if isinstance(step, AttentionStep):
             found = {
                 "R_U": step.R_U[0], "W": step.softmax.W[0], "zeta": step.softmax.zeta[0],
@@ -174,7 +174,6 @@ def _blocks(arrays: Arrays, tape: Tape) -> None:
         else:
             found = {
                 "radius": step.radius[0], "slope": step.slope[0], "mid": step.mid[0], "half": step.half[0],
-                "t": step.t[:, 0], "t_box": box_weights(step.block.w_2, step.half)[0],
             }  # fmt: skip
         arrays |= {f"{place}.{name}": _floats(x) for name, x in found.items()}
     arrays |= _norm("head", tape.head, slice(None) if bool((tape.pool > 0).all()) else slice(-1, None))
@@ -183,6 +182,17 @@ def _blocks(arrays: Arrays, tape: Tape) -> None:
 def _norm(place: str, norm: LayerNormStep, tokens: slice) -> Arrays:
     floats = {"shift": norm.shift, "half": norm.half, "largest": norm.largest, "delta": norm.delta}
     flags = {"sloped": norm.sloped, "polar": norm.polar}
-    return {f"{place}.norm.{name}": _floats(x[0, tokens]) for name, x in floats.items()} | {
-        f"{place}.norm.{name}": x[0, tokens].cpu().numpy() for name, x in flags.items()
-    }
+    arrays: Arrays = {f"{place}.norm.{name}": _floats(x[0, tokens]) for name, x in floats.items()}
+    arrays |= {f"{place}.norm.{name}": x[0, tokens].cpu().numpy() for name, x in flags.items()}
+    arrays |= _choices(f"{place}.norm", norm.choices, tokens)
+    arrays[f"{place}.norm.flat"] = norm.choices["flat"][0, tokens].mT.cpu().numpy()  # (rows, tokens)
+    return arrays
+
+
+def _choices(place: str, choices: Choices, tokens: slice = slice(None)) -> Arrays:
+    """The last axis is that of tokens wherever not all of them are needed."""
+    out: Arrays = {}
+    for name, x in choices.items():
+        one = x[0] if len(x) == 1 else x[:, 0]  # the batch of one comes first, or behind the sets of a sum
+        out[f"{place}.{name}"] = one[..., tokens].contiguous().cpu().numpy()
+    return out

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zonogpt.domains.choices import Choices, Note, unnoted
 from zonogpt.domains.chunks import chunks
 from zonogpt.domains.ellipsoidal import (
     EllipsoidalZonotope,
@@ -25,7 +26,7 @@ from zonogpt.domains.ellipsoidal import (
     weights,
     widened,
 )
-from zonogpt.domains.rounding import gamma, up
+from zonogpt.domains.rounding import gamma, length, up
 from zonogpt.transforms.ellipsoidal.attention_point import AttentionPoint
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep
 
@@ -84,9 +85,15 @@ class ErrorScores:
     key: Tensor  # (B, H, I, n): the extent of Q_i . K_dot_s / sqrt(e) for every source s
 
 
-def error_scores(point: AttentionPoint, pr: Projections) -> ErrorScores:
-    """A source s != i moves only its own key: score s by u, the others by -P_is u. Query i's own token moves all."""
+def error_scores(
+    point: AttentionPoint, pr: Projections, choices: Choices | None = None, off: Tensor | None = None
+) -> ErrorScores:
+    """A source s != i moves only its own key: score s by u, the others by -P_is u. Query i's own token moves all.
+
+    `off` (B, H, S, e), if given, is how far another program's keys at the centre may be.
+    """
     P, first, scale = point.P, point.first, point.block.scale
+    choices = Choices() if choices is None else choices
     own, hidden = point.own, point.hidden
     moved_key = torch.zeros_like(P)  # square of the extent of Q_i . K_dot_s / sqrt(e)
     moved_key[..., first:] = support(pr.KK_heads, point.Q[:, :, None]).mT.square() * scale**2
@@ -97,6 +104,7 @@ def error_scores(point: AttentionPoint, pr: Projections) -> ErrorScores:
     keys, dtype = P.shape[-1], P.dtype
     others = (1 - 2 * P) * u + mean + gamma(keys + 8, dtype) * (u + mean)  # (1 - P_j) u_j + sum_{k != j} P_k u_k
     t = weights((P * cross).sqrt(), -1)
+    choices.at("t_keys")(t)
     r = cross / t
     spread = (P.square() * r).sum(-1)[..., None, None] - (P * r)[..., :, None] - (P * r)[..., None, :]
     # Entry (a, b) adds up sum P^2 r, P_a r_a and P_b r_b: rows of what they round are at most so large.
@@ -119,16 +127,33 @@ def error_scores(point: AttentionPoint, pr: Projections) -> ErrorScores:
     of_query = (token * w_q)[..., None] * a.square().sum(-1)  # (B, H, I, S)
     of_key = (token * w_k * point.Q.square().sum(-1))[..., None] * (scale * kept).square()
     slack = gamma(4 * (pr.merged.shape[-1] + a.shape[-1] + 4), dtype) * (of_query + of_key)
-    own_gram = widened(own_gram, slack.sum(-1))
+    own_gram = widened(own_gram, slack.sum(-1) + (0 if off is None else _spare(point, off, a, kept, token, w_q, w_k)))
     radius = others + own_gram.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
-    gram = row_minkowski(P, own_gram, cross_gram).masked_fill(hidden[..., None, :] | hidden[..., :, None], 0.0)
+    gram = row_minkowski(P, own_gram, cross_gram, note=choices.at("t_errors"))
+    gram = gram.masked_fill(hidden[..., None, :] | hidden[..., :, None], 0.0)
     return ErrorScores(radius.masked_fill(hidden, 0.0), gram, moved_key[..., first:].sqrt())
 
 
-def row_minkowski(P: Tensor, *grams: Tensor) -> Tensor:
+def _spare(
+    point: AttentionPoint, off: Tensor, a: Tensor, kept: Tensor, token: Tensor, w_q: Tensor, w_k: Tensor
+) -> Tensor:
+    """(B, H, I): the own token's score Gram may differ by this much where a and kept are nothing but rounding.
+
+    For B = a W_q^T + kept q^T, known up to D, B M B^T is off by at most trace(M) (2 |B| |D| + |D|^2).
+    """
+    of_a = 2 * (length(off).amax(-1)[..., None, None] * point.block.scale + point.doubt[..., None] * length(a))
+    of_kept = (2 * point.doubt[..., None] * point.block.scale).expand_as(kept)
+    of_Q = w_k.sqrt()[..., None] * length(point.Q)[..., None]  # (B, H, I, 1)
+    size = w_q.sqrt()[..., None] * length(a) + of_Q * point.block.scale * kept.abs()
+    error = w_q.sqrt()[..., None] * of_a + of_Q * of_kept
+    return up(token * ((2 * size + error) * error).sum(-1), 2 * a.shape[-2])
+
+
+def row_minkowski(P: Tensor, *grams: Tensor, note: Note = unnoted) -> Tensor:
     """minkowski for Grams (..., S, S) over the keys of a row, traces weighted by P (..., S)."""
     sizes = torch.stack([(Q.diagonal(dim1=-2, dim2=-1).clamp(min=0) * P).sum(-1).sqrt() for Q in grams])
     t = weights(sizes, dim=0)
+    note(t)
     parts = [(t.sum(0) / ti)[..., None, None] * Q for ti, Q in zip(t, grams, strict=True)]
     out = torch.stack(parts).sum(0)
     return widened(out, up(gamma(8, out.dtype) * trace(out)))
