@@ -80,7 +80,7 @@ def contents(file: Path) -> tuple[dict[str, np.ndarray], dict]:
 
 def rewritten(file: Path, arrays: dict[str, np.ndarray], about: dict) -> Path:
     """Beside the original, with a digest that fits: what somebody would write who wants to be believed."""
-    metadata = {"format": "zonogpt certificate 1", "digest": ZEROS, "about": json.dumps(about)}
+    metadata = {"format": "zonogpt certificate 2", "digest": ZEROS, "about": json.dumps(about)}
     content = save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata)
     said = hashlib.sha256(content).hexdigest()
     out = file.with_suffix(".tampered")

@@ -144,17 +144,23 @@ def _claim(tape: Tape, spec: Spec) -> tuple[Arrays, Tensor]:
     arrays: Arrays = {"claim.rows": rows[0].cpu().numpy()}
     if isinstance(spec.claim, LinearClaim):
         arrays |= {"claim.matrix": _floats(spec.claim.rows), "claim.offset": _floats(spec.claim.offset)}
-    floor = room() * tape.rounding.gather(1, rows)  # where nothing moves, rounding of products is all there is
-    losses = {where: loss * (1 + room()) + floor for where, loss in losses.items()}
+    # What is nothing but rounding is another number in the checker, in size at most what all steps round.
+    rounded = torch.stack([loss for (_, _, step), loss in losses.items() if step == "rounding"]).sum(0)
+    losses = {where: _wider(loss) + rounded / (16 * len(losses)) for where, loss in losses.items()}
     for (block, kind, step), loss in losses.items():
         place = kind if kind in ("input", "head") else f"block {block} ({kind})"
         arrays[f"{place}.loss.{step}"] = _floats(loss[0])
-    total = torch.stack([loss[0] for loss in losses.values()]).sum(0) * (1 + 4 * room())
+    total = torch.stack([loss[0] for loss in losses.values()]).sum(0)
     least = (tape.value - margins)[0]
     least[rows[0]] = torch.maximum(least[rows[0]], total)
-    out = (tape.value[0] - least * (1 + 4 * room()) - tape.rounding[0]).cpu()
+    out = (tape.value[0] - _wider(least, 4) - tape.rounding[0]).cpu()
     arrays["claim.margins"] = _floats(out)
     return arrays, out
+
+
+def _wider(loss: Tensor, times: int = 1) -> Tensor:
+    """With room; losses against a range may be negative."""
+    return loss + times * room() * loss.abs()
 
 
 def _blocks(arrays: Arrays, tape: Tape) -> None:

@@ -1,8 +1,8 @@
 """The attention block over a set: x + concat_h(sum_j p_j v_j) W_o + b_o, linearised at LayerNorm's centre n0.
 
 Axes: H heads, i queries, j or s keys, m symbols, e features of a head. Everything from LayerNorm's output on is linear
-but scores, softmax and the products of probabilities with values. Queries, keys and values at n0 are plain floats; how
-far they are off is part of their change.
+but scores, softmax and the products of probabilities with values. Queries, keys, values and scores at n0 are plain
+floats; how far they are off is part of their change.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Attention:
         at = [split(centre[:, first : first + d], heads) for first in (0, d, 2 * d)]
         (Q, K, V), (off_Q, off_K, off_V) = (Ball(x.mid) for x in at), (Ball(x.rad) for x in at)
         U = Q @ K.T * scale
+        U, off_U = Ball(U.mid), Ball(U.rad)
         top = np.where(hidden, -np.inf, U.mid).max(-1)[..., None]
         U = Ball.choose(hidden, Ball(top + np.zeros(U.shape)), U)  # masked: any number that overflows nothing
         log_P = U - top - ((U - top).exp() * seen).sum(-1).log()[..., None]
@@ -47,7 +48,9 @@ class Attention:
         T_Q, T_K, T_V = (T @ part[:, None] for part in w)  # (H, S, m, e)
         T_U = (T_Q @ K[:, None].T + (T_K @ Q[:, None].T).transpose(0, 3, 2, 1)) * scale  # (H, i, m, j)
         T_U = (T_U - T_U @ P[..., None]) * seen[:, None]
-        merged = sum_of([image(Ball(z.Q), norm.J), norm.gram], lines.positive("t_merged", 2, S))  # at LayerNorm's output, every token's error
+        merged = sum_of(
+            [image(Ball(z.Q), norm.J), norm.gram], lines.positive("t_merged", 2, S)
+        )  # at LayerNorm's output, every token's error
         QQ, KK, VV = (image(merged, part[:, None]) for part in w)  # (H, S, e, e)
         keys = Q @ w_k.T  # (H, i, d): Q_i . (change of key s) = keys_i . (change of token s)
         by_errors, score_gram = error_scores(P, seen, keys, K, w_q, merged, scale, lines)
@@ -57,7 +60,7 @@ class Attention:
         change = [dual(t, z.p, -2) + g.diagonal().sqrt() + off for t, g, off in moving]
         length = [longest(t, z.p) + lambda_max(g).sqrt() + off.length() for t, g, off in moving]
         products = smaller(change[0] @ change[1].T, length[0][..., None] * length[1][..., None, :])
-        products = (products + abs(Q) @ off_K.T + off_Q @ abs(K).T) * scale
+        products = (products + abs(Q) @ off_K.T + off_Q @ abs(K).T) * scale + off_U
         R_U = lines.at_least("R_U", Ball.choose(hidden, nothing, products))
         covered = cover(T_U, z.p, lines.round_("scores", z.p, heads, S))
         score_gram = sum_of([covered, score_gram], lines.positive("t_scores", 2, heads, S))
@@ -71,7 +74,9 @@ class Attention:
         heads_G = T_U @ (P[..., None] * bent) + (P @ T_V.transpose(0, 2, 1, 3).swap(0, 1)).transpose(1, 2, 0, 3)
         G = z.G + heads_G.transpose(1, 2, 0, 3).reshape(S, -1, d) @ block.outer
         covered = cover(T_V, z.p, lines.round_("values", z.p, heads, S))
-        self.value_gram = sum_of([covered, VV], lines.positive("t_values", 2, heads, S))  # (H, j, e, e): contains the change of value j
+        self.value_gram = sum_of(
+            [covered, VV], lines.positive("t_values", 2, heads, S)
+        )  # (H, j, e, e): contains the change of value j
         self.product_gram = s.products(score_gram, self.value_gram)  # (H, i, e, e)
         local = sum_of([s.cover(values), self.product_gram], lines.positive("t_fresh", 2, heads, S))
         claimed = lines.floats("c", S, d)

@@ -176,6 +176,7 @@ def attention_step(
     require_finite("attention softmax", s.slope, s.error, s.total)
     score_values = s.slope[..., None] * values
     score_values = score_values - point.P[..., None, :] @ score_values
+    bent = None if spare.values is None else spare_score_values(point, s, values, spare.values)
 
     G = z.G[:, -n_queries:].clone()
     for part, images in zip(parts, kept, strict=True):
@@ -196,7 +197,7 @@ def attention_step(
         executed = norm.execution_error()
         error = execution_error(point, rounding, s, norm, still, executed, up(before.abs() + deviation))
         off = {dtype: x + error for dtype, x in off.items()}
-    Q, image_weights = error_images(point, norm, z, pr, errors.key, score_values, local, off[z.G.dtype], limit)
+    Q, image_weights = error_images(point, norm, z, pr, errors.key, score_values, local, off[z.G.dtype], limit, bent)
     c = before + block.join_heads(shifted) @ block.w_o + block.b_o
     out = EllipsoidalZonotope(c=c, G=G, Q=Q, p=z.p)
     require_finite("attention output", out.c, out.G, out.Q)
@@ -244,6 +245,12 @@ def spare_room(point: AttentionPoint, norm: LayerNormStep, r: AttentionRounding)
         score_tangents=up(gamma(d + e + 2 * S + 16, wide) * (r.U_moving + mean), S).masked_fill(point.hidden, 0.0),
         value_tangents=r.of_tangents(r.V_moving, wide),
     )
+
+
+def spare_score_values(point: AttentionPoint, s: SoftmaxStep, values: Tensor, off: Tensor) -> Tensor:
+    """(B, H, I, S): how far another program's slope_j v'_j, centred, may be, in length; `off` is that of its v'_j."""
+    bent = s.slope.abs() * (off + gamma(point.P.shape[-1] + 16, off.dtype) * length(values))
+    return up(bent + (point.P * bent).sum(-1, keepdim=True), point.P.shape[-1])
 
 
 @dataclass(frozen=True)

@@ -178,12 +178,14 @@ def error_images(
     local: Tensor,
     rounding: Tensor,
     limit: int,
+    off: Tensor | None = None,
 ) -> tuple[Tensor, ImageWeights]:
     """(B, I, d, d): the Minkowski sum, per query, of the images of all old errors, of the new errors `local`, and of
     the box `rounding` (B, I, d); and its weights.
 
     `key` as in ErrorScores, `score_values` as in branch_images, `local` (B, H, I, e, e) in head space. The
-    images of other tokens need no d x d map per pair of tokens: see `_crossed`.
+    images of other tokens need no d x d map per pair of tokens: see `_crossed`. `off` (B, H, I, S), if given, is how
+    far another program's score_values may be, in length.
     """
     I, H = point.n_queries, point.block.n_heads  # noqa: E741
     w_o = point.block.w_o.unflatten(0, (H, -1))
@@ -197,7 +199,7 @@ def error_images(
     total = t_own.sum(0) + t_local.sum(1)
     crossed = []
     for part in chunks(I, _query_bytes(point), limit):
-        inner, t_crossed = _crossed(point, pr, key, score_values, metric, part)
+        inner, t_crossed = _crossed(point, pr, key, score_values, metric, part, off)
         blocks = local[:, :, part] / t_local[:, :, part, None, None]
         head_blocks(inner, H).add_(blocks)
         out[:, part] += sandwich(inner, point.block.w_o)
@@ -214,7 +216,13 @@ def _query_bytes(point: AttentionPoint) -> int:
 
 
 def _crossed(
-    point: AttentionPoint, pr: Projections, key: Tensor, score_values: Tensor, metric: Tensor, queries: slice
+    point: AttentionPoint,
+    pr: Projections,
+    key: Tensor,
+    score_values: Tensor,
+    metric: Tensor,
+    queries: slice,
+    off: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """sum_{s != i} Gram_is / t_is (B, i, d, d) in head space, and t_is (B, i, n), for a slice of queries.
 
@@ -227,7 +235,9 @@ def _crossed(
     b = score_values[:, :, queries, first:] * (P * point.block.scale)[..., None]  # (B, H, i, n, e)
     other = ~(point.own[queries, first:] | point.hidden[:, 0, queries, first:])  # (B, i, n)
     # Any weights are sound; these are the images' sizes up to the triangle inequality and W_o's correlations.
-    by_score = torch.linalg.vector_norm(b, dim=-1) * key[:, :, queries] / point.block.scale
+    length_b = torch.linalg.vector_norm(b, dim=-1)
+    off_b = 0 if off is None else off[:, :, queries, first:] * (P * point.block.scale)
+    by_score = (length_b + off_b) * key[:, :, queries] / point.block.scale
     size = P * trace(pr.VV_heads).sqrt()[:, :, None] + by_score
     t = weights((metric[:, None, None] * size.square()).sum(1).sqrt() * other, -1)
     inverse = other / t
@@ -248,9 +258,13 @@ def _crossed(
     inner = symmetrised(inner + bent + bent.mT)
     # The summands may cancel, key by query and in the sum; what they round does not.
     of_value, of_key = _sizes(point, pr)
-    summands = P * of_value[:, :, None] + torch.linalg.vector_norm(b, dim=-1) * of_key[:, :, queries]
+    summands = P * of_value[:, :, None] + length_b * of_key[:, :, queries]
     parts = (summands.square().sum(1) * inverse).sum(-1)
-    return widened(inner, gamma(4 * e * H + 2 * e + 2 * P.shape[-1] + 32, b.dtype) * parts), t
+    inner = widened(inner, gamma(4 * e * H + 2 * e + 2 * P.shape[-1] + 32, b.dtype) * parts)
+    if off is not None:
+        lost = off_b * of_key[:, :, queries]
+        inner = widened(inner, up((((2 * summands + lost) * lost).sum(1) * inverse).sum(-1), 2 * P.shape[-1]))
+    return inner, t
 
 
 def _sizes(point: AttentionPoint, pr: Projections) -> tuple[Tensor, Tensor]:

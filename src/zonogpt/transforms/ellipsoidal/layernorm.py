@@ -39,7 +39,7 @@ from zonogpt.domains.ellipsoidal import (
     widened,
 )
 from zonogpt.domains.finite import require_finite
-from zonogpt.domains.rounding import gamma, length, room, up
+from zonogpt.domains.rounding import gamma, least, length, room, up
 from zonogpt.domains.symbols import SymbolSums
 from zonogpt.model.ir import LayerNorm
 from zonogpt.transforms.execution import norm_error
@@ -307,7 +307,7 @@ def _error_gram(
     t_line, t_copy = sizes
     boxed = up(box.sum(-1), d)
     t_first, t_copy = torch.where(sloped, t_line, ball * math.sqrt(d)), torch.where(sloped, t_copy, none)
-    t = weights(torch.stack([t_first, t_copy, boxed / (scale.square().mean().sqrt() + torch.finfo(box.dtype).tiny)]), 0)
+    t = weights(torch.stack([t_first, t_copy, boxed / (scale.square().mean().sqrt() + least(box.dtype))]), 0)
     note(t)
     factors = t.sum(0) / t
     line = torch.where(sloped[..., None], z0 * (half * factors[0].sqrt())[..., None], 0.0)
