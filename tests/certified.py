@@ -65,7 +65,7 @@ def proofs(count: int) -> list[Proof]:
         name = list(models)[seed // 15 % 3]
         file = root / f"{seed}.cert"
         try:
-            write_certificate(models[name], spec_of(models[name], name, seed), file)
+            write_certificate(models[name], spec_of(models[name], name, seed), file, check=False)
             out.append(Proof(file, folders()[name]))
         except CertificateError:
             assert not file.exists()

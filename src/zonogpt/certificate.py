@@ -2,7 +2,8 @@
 
 A certificate is the forward and the backward pass once more, over all tokens and with bounds that leave some room
 (`with_room`): the checker rounds differently, and its bounds must stay below those it reads. Choices (slopes, weights
-of covers, which enclosure) are written because any are sound; bounds and sets, because they are compared.
+of covers, which enclosure) are written because any are sound; bounds and sets, because they are compared. The checker
+goes through every certificate before its file appears.
 Derivations: docs/math.md, section "Certificates".
 """
 
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from torch import Tensor
 from zonogpt.domains.choices import Choices
 from zonogpt.domains.finite import NonFiniteBoundError
 from zonogpt.domains.rounding import room, with_room
-from zonogpt.errors import CertificateError
+from zonogpt.errors import CertificateError, OptionError
 from zonogpt.files import write_whole
 from zonogpt.methods.adjoint import adjoint
 from zonogpt.methods.ellipsoidal import sizes
@@ -30,6 +33,7 @@ from zonogpt.methods.method import NonFiniteBlockError, OnBlock
 from zonogpt.methods.plan import chunk_bytes
 from zonogpt.methods.tape import Tape, forward
 from zonogpt.model.ir import AttentionBlock, ImageEmbedding, Model
+from zonogpt.model.replay import original
 from zonogpt.options import resolve_device
 from zonogpt.spec.claims import LinearClaim
 from zonogpt.spec.inputs import EmbeddingBox
@@ -38,6 +42,8 @@ from zonogpt.tensors import moved
 from zonogpt.transforms.ellipsoidal.attention import AttentionStep
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep
 from zonogpt.verify import check_match, full_precision, out_of_memory
+from zonogpt_check import check as checker
+from zonogpt_check.sets import InvalidError, UnreadableError
 
 FORMAT = "zonogpt certificate 2"
 ZEROS = "0" * 64
@@ -52,12 +58,18 @@ def write_certificate(
     file: str | Path,
     device: str | torch.device | None = None,
     on_block: OnBlock | None = None,
+    check: bool = True,
+    on_check: Callable[[], None] | None = None,
 ) -> Tensor:
     """Proves the spec once more by method E, about real arithmetic, writes that down, and returns the margins (K,).
 
-    CertificateError if the claim is not proved with the room that a certificate needs; nothing is written then.
+    With `check` the file appears only after `zonogpt_check` has accepted it, reading it and the model from the disk; a
+    model that was loaded as an object is saved to a temporary directory for that. `on_check` is called before, as that
+    may take longer than the proof. CertificateError if the claim is not proved with the room that a certificate needs,
+    or if the checker does not accept the file; nothing is written then.
     """
     check_match(model, spec)
+    _require_checkable(model, Path(file), check)
     at = resolve_device(device, model)
     net, here = model.converted(at, torch.float64), moved(spec, at, torch.float64)
     limit = chunk_bytes(sizes(net, here), 8, 1, None)
@@ -82,8 +94,34 @@ def write_certificate(
         "claim": {"label": spec.label},
     }
     _blocks(arrays, tape)
-    write_whole(Path(file), _packed(arrays, about))
+
+    def accept(draft: Path) -> None:
+        if check:
+            if on_check is not None:
+                on_check()
+            _accept(draft, model)
+
+    write_whole(Path(file), _packed(arrays, about), accept)
     return margins
+
+
+def _require_checkable(model: Model, file: Path, check: bool) -> None:
+    if check and file.exists() and not file.is_file():
+        raise OptionError(f"{file} is no regular file, so what is written there cannot be checked")
+    if check and original(model) is None:
+        raise OptionError("this model was put together by hand: the checker reads models from directories only")
+
+
+def _accept(file: Path, model: Model) -> None:
+    judge = original(model)
+    assert judge is not None
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            checker.check(file, judge.on_disk(Path(scratch)))
+        except InvalidError as error:
+            raise CertificateError(f"no certificate: its checker rejects it: {error}") from error
+        except UnreadableError as error:
+            raise CertificateError(f"no certificate: its checker cannot read it: {error}") from error
 
 
 def _packed(arrays: Arrays, about: dict[str, Any]) -> bytes:

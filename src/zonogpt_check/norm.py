@@ -113,7 +113,7 @@ def scalars(size: Ball, a0: Ball, rho: Ball, met: Ball, r: Ball, d: int, tau: fl
     lin, quad, least = 2 * met / d, r.square() / d, size.lower()
     fall = Ball.choose(least > 0, smaller(met / Ball(np.where(least > 0, least, 1.0)), size), size)
     left = largest(size - fall, Ball(np.zeros(size.shape)))
-    s = ((tau + left.square() / d) / a0).sqrt()
+    s = ((tau + Ball(np.maximum(left.lower(), 0.0)).square() / d) / a0).sqrt()  # all bounds fall with s: low, not 0
     x, y = fall * (size + left) / (a0 * d), (lin + quad) / a0
     t = (1 + y).sqrt()
 

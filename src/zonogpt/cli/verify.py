@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -53,6 +54,7 @@ def verify(
     certificate: Annotated[
         Path | None, typer.Option(help="If verified (E, real): write the proof to this file, for `zonogpt check`.")
     ] = None,
+    check: Annotated[bool, typer.Option(help="Check the certificate before it is said to be written.")] = True,
     json: Annotated[Path | None, typer.Option(help="Write the whole result to this file.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the verdict only.")] = False,
 ) -> None:
@@ -78,13 +80,21 @@ def verify(
             net, spec, method=method, attack=attack, timeout=timeout, device=device, dtype=dtype,
             budget_bytes=budget_bytes, seed=seed, hint=hint, on_block=show, arithmetic=arithmetic,
         )  # fmt: skip
+
+        def checking() -> None:
+            bar.update(task, description="checking the certificate")
+            if not quiet:
+                bar.console.print("checking the certificate")
+
         written = "no certificate: nothing was proved"
         if certificate is not None and result.status == "verified":
             try:
-                write_certificate(net, spec, certificate, result.device, show)
-                written = f"certificate: {certificate}"
+                write_certificate(net, spec, certificate, result.device, show, check, checking)
+                written = f"certificate: {certificate}" + (", checked" if check else ", not checked")
             except CertificateError as error:
                 written = str(error)
+                if quiet:
+                    print(written, file=sys.stderr)
     if json is not None:
         write_whole(json, result.to_json() + "\n")
     files = []
