@@ -35,9 +35,7 @@ class Softmax:
         together = lambda_max(root[..., None] * gram * root[..., None, :]).sqrt() + (root * rest).length()
         excess = smaller((weight * W.square()).sum(-1), together.square())
         claim = lines.floats("zeta", *P.shape[:-1])
-        excess = Ball.choose(
-            claim == 1, Ball(np.zeros(claim.shape)), excess
-        )  # 1 needs no proof, and may be all there is
+        excess = Ball.choose(claim == 1, Ball(np.zeros(claim.shape)), excess)  # 1 needs no proof
         found = (excess / (1 + excess)).upper()
         lines.require("zeta", (claim <= 1) & (claim >= found), "is too small", claim, found)
         half_zeta = Ball(claim / 2)[..., None]

@@ -162,7 +162,9 @@ def attention_step(
     by_symbols = sums.W.noted_cover(choices.at("scores_round"), spare.score_tangents)
     score_gram = row_minkowski(point.P, by_symbols, errors.gram, note=choices.at("t_scores"))
     values = point.values()
-    linear = up(sums.W.radius + errors.radius + (0 if spare.score_tangents is None else spare.score_tangents))
+    linear = up(sums.W.radius + errors.radius)
+    if spare.score_tangents is not None:
+        linear = linear + spare.score_tangents
     change = changes(point, sums, pr, rounding)
     R_U = up(change.score_products(point) + rounding.scores)
     s = softmax_step(

@@ -127,7 +127,9 @@ def error_scores(
     of_query = (token * w_q)[..., None] * a.square().sum(-1)  # (B, H, I, S)
     of_key = (token * w_k * point.Q.square().sum(-1))[..., None] * (scale * kept).square()
     slack = gamma(4 * (pr.merged.shape[-1] + a.shape[-1] + 4), dtype) * (of_query + of_key)
-    own_gram = widened(own_gram, slack.sum(-1) + (0 if off is None else _spare(point, off, a, kept, token, w_q, w_k)))
+    own_gram = widened(own_gram, slack.sum(-1))
+    if off is not None:
+        own_gram = widened(own_gram, _spare(point, off, a, kept, token, w_q, w_k))
     radius = others + own_gram.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
     gram = row_minkowski(P, own_gram, cross_gram, note=choices.at("t_errors"))
     gram = gram.masked_fill(hidden[..., None, :] | hidden[..., :, None], 0.0)
