@@ -61,7 +61,8 @@ def test_ordinary_models_of_width_two(norm, tmp_path):
 
 
 def test_tiny_images(tmp_path):
-    assert count(map(image, range(12)), tmp_path)["valid"] >= 11
+    """In number 110 only rounding moves the scores; in number 142 the range makes a loss negative."""
+    assert count(map(image, [*range(10), 110, 142]), tmp_path)["valid"] >= 11
 
 
 def test_awkward_texts(tmp_path):

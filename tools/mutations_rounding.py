@@ -38,4 +38,5 @@ ROUNDING_TERMS: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("certificates: no room for negative losses", CERTIFICATE, "loss + times * room() * loss.abs()", "loss * (1 + times * room())", CHOICES),
     ("certificates: no room for losses by rounding", CERTIFICATE, " + rounded / (16 * len(losses))", "", CHOICES),
     ("certificates: rejected ones are written", CERTIFICATE, "            _accept(draft, model)", "            pass", CHOICES),
+    ("certificates: no room for covers of symbols", "domains/symbols.py", "up(4 * lost * (size + lost), 4)", "0 * lost", CHOICES),
 ]  # fmt: skip

@@ -158,7 +158,7 @@ def attention_step(
         sums.add(t)
         kept.append(t if keep else None)
     spare = spare_room(point, norm, rounding) if room() else Spare()
-    errors = error_scores(point, pr, choices, spare.keys)
+    errors = error_scores(point, pr, choices)
     by_symbols = sums.W.noted_cover(choices.at("scores_round"), spare.score_tangents)
     score_gram = row_minkowski(point.P, by_symbols, errors.gram, note=choices.at("t_scores"))
     values = point.values()
@@ -225,7 +225,6 @@ class Spare:
     """How far numbers at the centre, and all symbols' tangents together, may be from those of another program: what is
     nothing but rounding is another number there. None: no other program will compare."""
 
-    keys: Tensor | None = None  # (B, H, S, e)
     values: Tensor | None = None  # (B, H, I, S): the length of V_j - O_i
     score_tangents: Tensor | None = None  # (B, H, I, S)
     value_tangents: Tensor | None = None  # (B, H, n, e)
@@ -234,15 +233,14 @@ class Spare:
 def spare_room(point: AttentionPoint, norm: LayerNormStep, r: AttentionRounding) -> Spare:
     (S, e), P, wide = point.K.shape[-2:], point.P, point.P.dtype
     d = point.block.w_o.shape[0]
-    lost = (norm.rounding @ point.block.w_qkv.abs()).split(d, dim=-1)
-    keys, V = r.K + point.block.split_heads(lost[1]), r.V + point.block.split_heads(lost[2])
+    lost = norm.rounding @ point.block.projections[2].abs()  # what LayerNorm's output at the centre may be off by
+    V = r.V + point.block.split_heads(lost)
     size = gamma(S + 4, wide) * point.V.abs() + V
     # O = P V: with P off by twice what the scores are off by, relatively.
     moved = (P * r.scores) @ point.V.abs()
     centre = P @ size + 2 * moved + point.doubt[..., None] * (P @ point.V.abs())
     mean = (P * r.U_moving).sum(-1, keepdim=True)
     return Spare(
-        keys=up(keys),
         values=up(length(size)[..., None, :] + length(centre)[..., None], S),
         score_tangents=up(gamma(d + e + 2 * S + 16, wide) * (r.U_moving + mean), S).masked_fill(point.hidden, 0.0),
         value_tangents=r.of_tangents(r.V_moving, wide),

@@ -26,7 +26,7 @@ from zonogpt.domains.ellipsoidal import (
     weights,
     widened,
 )
-from zonogpt.domains.rounding import gamma, length, up
+from zonogpt.domains.rounding import gamma, up
 from zonogpt.transforms.ellipsoidal.attention_point import AttentionPoint
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep
 
@@ -85,13 +85,8 @@ class ErrorScores:
     key: Tensor  # (B, H, I, n): the extent of Q_i . K_dot_s / sqrt(e) for every source s
 
 
-def error_scores(
-    point: AttentionPoint, pr: Projections, choices: Choices | None = None, off: Tensor | None = None
-) -> ErrorScores:
-    """A source s != i moves only its own key: score s by u, the others by -P_is u. Query i's own token moves all.
-
-    `off` (B, H, S, e), if given, is how far another program's keys at the centre may be.
-    """
+def error_scores(point: AttentionPoint, pr: Projections, choices: Choices | None = None) -> ErrorScores:
+    """A source s != i moves only its own key: score s by u, the others by -P_is u. Query i's own token moves all."""
     P, first, scale = point.P, point.first, point.block.scale
     choices = Choices() if choices is None else choices
     own, hidden = point.own, point.hidden
@@ -128,27 +123,10 @@ def error_scores(
     of_key = (token * w_k * point.Q.square().sum(-1))[..., None] * (scale * kept).square()
     slack = gamma(4 * (pr.merged.shape[-1] + a.shape[-1] + 4), dtype) * (of_query + of_key)
     own_gram = widened(own_gram, slack.sum(-1))
-    if off is not None:
-        own_gram = widened(own_gram, _spare(point, off, a, kept, token, w_q, w_k))
     radius = others + own_gram.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
     gram = row_minkowski(P, own_gram, cross_gram, note=choices.at("t_errors"))
     gram = gram.masked_fill(hidden[..., None, :] | hidden[..., :, None], 0.0)
     return ErrorScores(radius.masked_fill(hidden, 0.0), gram, moved_key[..., first:].sqrt())
-
-
-def _spare(
-    point: AttentionPoint, off: Tensor, a: Tensor, kept: Tensor, token: Tensor, w_q: Tensor, w_k: Tensor
-) -> Tensor:
-    """(B, H, I): the own token's score Gram may differ by this much where a and kept are nothing but rounding.
-
-    For B = a W_q^T + kept q^T, known up to D, B M B^T is off by at most trace(M) (2 |B| |D| + |D|^2).
-    """
-    of_a = 2 * (length(off).amax(-1)[..., None, None] * point.block.scale + point.doubt[..., None] * length(a))
-    of_kept = (2 * point.doubt[..., None] * point.block.scale).expand_as(kept)
-    of_Q = w_k.sqrt()[..., None] * length(point.Q)[..., None]  # (B, H, I, 1)
-    size = w_q.sqrt()[..., None] * length(a) + of_Q * point.block.scale * kept.abs()
-    error = w_q.sqrt()[..., None] * of_a + of_Q * of_kept
-    return up(token * ((2 * size + error) * error).sum(-1), 2 * a.shape[-2])
 
 
 def row_minkowski(P: Tensor, *grams: Tensor, note: Note = unnoted) -> Tensor:
