@@ -130,7 +130,7 @@ ODDITIES: list[Oddity] = [
     lambda weights, rng, d: _inner(weights, rng).zero_(),
     lambda weights, rng, d: _inner(weights, rng).mul_(1e-20),
     lambda weights, rng, d: _inner(weights, rng).mul_(1e10),
-    lambda weights, rng, d: _inner(weights, rng).copy_(_inner(weights, rng)[0, 0]),
+    lambda weights, rng, d: _inner(weights, rng).fill_(0.5),
     _rank_one,
     lambda weights, rng, d: _tokens(weights).zero_(),
     lambda weights, rng, d: _tokens(weights).copy_(_tokens(weights)[:1].clone().expand_as(_tokens(weights))),
