@@ -65,7 +65,7 @@ def proofs(count: int) -> list[Proof]:
         name = list(models)[seed // 15 % 3]
         file = root / f"{seed}.cert"
         try:
-            write_certificate(models[name], spec_of(models[name], name, seed), file)
+            write_certificate(models[name], spec_of(models[name], name, seed), file, check=False)
             out.append(Proof(file, folders()[name]))
         except CertificateError:
             assert not file.exists()
@@ -80,7 +80,7 @@ def contents(file: Path) -> tuple[dict[str, np.ndarray], dict]:
 
 def rewritten(file: Path, arrays: dict[str, np.ndarray], about: dict) -> Path:
     """Beside the original, with a digest that fits: what somebody would write who wants to be believed."""
-    metadata = {"format": "zonogpt certificate 1", "digest": ZEROS, "about": json.dumps(about)}
+    metadata = {"format": "zonogpt certificate 2", "digest": ZEROS, "about": json.dumps(about)}
     content = save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata)
     said = hashlib.sha256(content).hexdigest()
     out = file.with_suffix(".tampered")

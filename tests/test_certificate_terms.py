@@ -46,7 +46,7 @@ def proof_of(name, norm, radius, folder):
     else:
         spec = zonogpt.embedding_ball(model, [3, 1, 4, 1, 5], [0, 4], radius, norm=norm)
     spec = spec.with_claim([[1.0, -1.0, 0.5], [0.0, 1.0, 0.0]], [1e4, 1e4])  # holds, however wide the bounds
-    write_certificate(model, spec, folder / "c")
+    write_certificate(model, spec, folder / "c", check=False)
     return Proof(folder / "c", folders()[name])
 
 

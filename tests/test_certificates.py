@@ -344,7 +344,7 @@ def test_a_strangers_files_run_nothing_and_allocate_nothing(tmp_path):
     nested = proof.file.with_suffix(".nested")
     huge = (1 << 62).to_bytes(8, "little") + b"{}"
     claimed = json.dumps({"a": {"dtype": "F64", "shape": [1 << 40], "data_offsets": [0, 1 << 43]}}).encode()
-    metadata = {"__metadata__": {"format": "zonogpt certificate 1", "digest": "0" * 64, "about": "[" * 100_000}}
+    metadata = {"__metadata__": {"format": "zonogpt certificate 2", "digest": "0" * 64, "about": "[" * 100_000}}
     header = json.dumps(metadata).encode()
     for content in (
         pickle.dumps(Hostile(trace)),

@@ -313,7 +313,7 @@ def test_value_products_all_keys_together_or_apart():
             a, b = randn(g, 5, 5), randn(g, 5, 2)
             a, b = a / a.norm(dim=-1, keepdim=True), b / b.norm(dim=-1, keepdim=True)
             dP = pt.P[0, 0] * torch.einsum("ijk,ik->ij", score_F[0, 0], a) + residual[0, 0] * randn(g, 5, 5).sign()
-            dP = torch.maximum(torch.minimum(dP, total[0, 0]), -total[0, 0])
+            dP = torch.maximum(torch.minimum(dP, total[0, 0]), -total[0, 0]).masked_fill(pt.hidden[0, 0], 0.0)
             y = dP @ torch.einsum("jef,jf->je", value_F[0, 0], b)
             w = randn(g, 5, 1, 2)
             assert ((w[:, 0] * y).sum(-1) <= support(gram[0, 0], w)[:, 0] + 1e-12).all()

@@ -6,7 +6,8 @@ from __future__ import annotations
 NORM, SOFTMAX, ATTENTION, MLP, CHECK = (
     f"../zonogpt_check/{name}.py" for name in ("norm", "softmax", "attention", "mlp", "check")
 )
-TERMS = ("test_certificate_terms.py",)
+SETS, CERTIFICATE = "../zonogpt_check/sets.py", "../zonogpt_check/certificate.py"
+TERMS, CHOICES = ("test_certificate_terms.py",), ("test_certificate_choices.py",)
 
 CHECKER: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ('LayerNorm: A forgotten', NORM, 'largest(A + shift, B - shift)', 'largest(B - shift)', TERMS),
@@ -14,11 +15,11 @@ CHECKER: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ('LayerNorm: |e| without B', NORM, 'lines.at_least("largest", largest(A, B))', 'lines.at_least("largest", largest(A))', TERMS),
     ('LayerNorm: ellipsoid not met by z0', NORM, ' + support(Q, z0[:, None])[:, 0] + size', ' + size', TERMS),
     ('LayerNorm: symbols not met by z0', NORM, 'met = dual((tangents * z0[:, None]).sum(-1), z.p, -1) + support', 'met = support', TERMS),
-    ('LayerNorm: |D| without symbols', NORM, 'sum_of([cover(tangents, z.p), Q, box_gram(miss)])', 'sum_of([Q, box_gram(miss)])', TERMS),
-    ('LayerNorm: |D| without ellipsoid', NORM, 'sum_of([cover(tangents, z.p), Q, box_gram(miss)])', 'sum_of([cover(tangents, z.p), box_gram(miss)])', TERMS),
+    ('LayerNorm: |D| without symbols', NORM, 'sum_of([covered, Q, box_gram(miss)], lines', 'sum_of([0 * covered, Q, box_gram(miss)], lines', TERMS),
+    ('LayerNorm: |D| without ellipsoid', NORM, 'sum_of([covered, Q, box_gram(miss)], lines', 'sum_of([covered, 0 * Q, box_gram(miss)], lines', TERMS),
     ('LayerNorm: delta of falling a only', NORM, 'rho * largest(x / (s * (1 + s)), y / (t * (1 + t)))', 'rho * largest(y / (t * (1 + t)))', TERMS),
-    ('LayerNorm: Gram without the line', NORM, 'sum_of([first * outer, copy * outer, box_gram(self.off)], t)', 'sum_of([0 * first, copy * outer, box_gram(self.off)], t)', TERMS),
-    ('LayerNorm: Gram without the copy', NORM, 'sum_of([first * outer, copy * outer, box_gram(self.off)], t)', 'sum_of([first * outer, 0 * copy, box_gram(self.off)], t)', TERMS),
+    ('LayerNorm: Gram without the line', NORM, 'sum_of([first * outer, copy * outer, box_gram(self.off)], lines', 'sum_of([0 * first, copy * outer, box_gram(self.off)], lines', TERMS),
+    ('LayerNorm: Gram without the copy', NORM, 'sum_of([first * outer, copy * outer, box_gram(self.off)], lines', 'sum_of([first * outer, 0 * copy, box_gram(self.off)], lines', TERMS),
     ('LayerNorm, adjoint: line forgotten', NORM, 'error = abs(along) * self.half + product', 'error = product', TERMS),
     ('LayerNorm, adjoint: product forgotten', NORM, 'error = abs(along) * self.half + product', 'error = abs(along) * self.half', TERMS),
     ('LayerNorm, adjoint: bend forgotten', NORM, ' + (raw * self.bend).sum(-1) + lost', ' + lost', TERMS),
@@ -31,8 +32,8 @@ CHECKER: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("attention: own scores' error", SOFTMAX, 'return own_gram.diagonal().sqrt() + others, ', 'return others, ', TERMS),
     ("attention: other scores' errors", SOFTMAX, 'return own_gram.diagonal().sqrt() + others, ', 'return own_gram.diagonal().sqrt(), ', TERMS),
     ("attention: key's ellipsoid in products", ATTENTION, 'dual(t, z.p, -2) + g.diagonal().sqrt() + off', 'dual(t, z.p, -2) + off', TERMS),
-    ("attention: softmax's error not in Q", ATTENTION, 'local = sum_of([s.cover(values), self.product_gram])', 'local = sum_of([self.product_gram, self.product_gram * 0])', TERMS),
-    ('attention: products not in Q', ATTENTION, 'local = sum_of([s.cover(values), self.product_gram])', 'local = s.cover(values)', TERMS),
+    ("attention: softmax's error not in Q", ATTENTION, 'local = sum_of([s.cover(values), self.product_gram], lines', 'local = sum_of([0 * self.product_gram, self.product_gram], lines', TERMS),
+    ('attention: products not in Q', ATTENTION, 'local = sum_of([s.cover(values), self.product_gram], lines', 'local = sum_of([s.cover(values), 0 * self.product_gram], lines', TERMS),
     ('attention: other tokens not in Q', ATTENTION, '                inner = inner + image(merged[token], maps[token]) / t_crossed[i, token]\n', '                pass\n', TERMS),
     ('attention: old error not in Q', ATTENTION, 'image(inner, Ball(block.outer)) + image(Ball(z.Q[i]), norm.J[i] @ mine + np.eye(d)) / t_own[0, i]', 'image(inner, Ball(block.outer))', TERMS),
     ("attention: LayerNorm's error not in Q", ATTENTION, 'out = out + image(norm.gram[i], mine) / t_own[1, i] + box_gram', 'out = out + box_gram', TERMS),
@@ -44,4 +45,10 @@ CHECKER: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ('MLP: old error not in Q', MLP, 'parts = [image(Ball(z.Q[s]), whole), image', 'parts = [0 * fresh, image', TERMS),
     ('GELU: curvature forgotten', MLP, ' - np.maximum(bend_high.upper(), 0) * w2', '', TERMS),
     ('input: symbols forgotten', CHECK, 'return [moved, over(w, box), *found]', 'return [0 * moved, over(w, box), *found]', TERMS),
+    ('softmax: no zeta needs a proof', SOFTMAX, 'Ball.choose(claim == 1, ', 'Ball.choose(claim <= 1, ', TERMS),
+    ('choices: a hull for rows with a slope', SOFTMAX, 'Ball.choose((self.hull & ~self.sloped)', 'Ball.choose((self.hull)', CHOICES),
+    ('choices: a slope that LayerNorm does not have', NORM, 'flat = self.flat[rows] | ~self.sloped', 'flat = self.flat[rows] & True', CHOICES),
+    ('choices: negative weights', CERTIFICATE, 'self.require(name, array > 0, ', 'self.require(name, array != 0, ', CHOICES),
+    ('choices: a ball that is too small', SETS, '.square()[..., None, None] * np.eye(T.shape[-1])  # the hull', '.square()[..., None, None] / 2 * np.eye(T.shape[-1])  # the hull', CHOICES),
+    ('choices: weights of sums left out', SETS, 'return Ball(t).sum(0)[..., None, None] * sum(terms', 'return 1.0 * sum(terms', CHOICES),
 ]  # fmt: skip

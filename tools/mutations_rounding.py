@@ -8,6 +8,7 @@ E_ATTENTION, TAPE, START = "transforms/ellipsoidal/attention.py", "methods/tape.
 POINT, EXECUTION = "transforms/norm_point.py", "transforms/execution.py"
 MLP, LN, HEAD = "transforms/mlp.py", "transforms/layernorm.py", "transforms/head.py"
 CANCEL = ("test_cancellation.py",)
+CERTIFICATE, CHOICES = "certificate.py", ("test_certificate_choices.py",)
 EXECUTIONS, SUMS, STAIRS = ("test_execution.py",), ("test_rounding.py",), ("test_staircases.py",)
 
 ROUNDING_TERMS: list[tuple[str, str, str, str, tuple[str, ...]]] = [
@@ -24,7 +25,7 @@ ROUNDING_TERMS: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("head's rounding, paper", HEAD, "rounding = rounding + gamma(units, dtype) * claim.magnitude(outputs)", "pass", STAIRS),
     ("embedding", START, "symbols.tokens[-here:], symbols.rounding[-here:]", "symbols.tokens[-here:], 0 * symbols.rounding[-here:]", STAIRS),
     ("LayerNorm's interval", LN, " + gamma(4 * d + 24, narrow) * image + of_interval", "", ("test_intervals_kept.py",)),
-    ("rounding left out of attention's Gram", E_ATTENTION, "local, off[z.G.dtype], limit)", "local, 0 * off[z.G.dtype], limit)", CANCEL),
+    ("rounding left out of attention's Gram", E_ATTENTION, "local, off[z.G.dtype], limit, bent)", "local, 0 * off[z.G.dtype], limit, bent)", CANCEL),
     ("adjoint: rounding left out of attention", E_ATTENTION, '"rounding": rounded_off(functionals, self.rounding)', '"rounding": 0 * norm', CANCEL),
     ("executions: score errors", EXECUTION, "torch.expm1(2 * worst + gammas", "torch.expm1(gammas", EXECUTIONS),
     ("executions: underflow of the mean", EXECUTION, 'off + lost(8 * (d + 4))', 'off', EXECUTIONS),
@@ -49,4 +50,12 @@ ROUNDING_TERMS: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("TF32 not looked for", "precision.py", "        require_full_precision(device)\n", "", ("test_precision.py",)),
     ("products emulated by integers not looked for", "precision.py", ", wide @ back, back @ wide.T]", "]", ("test_precision.py",)),
     ("the newer setting of TF32 left alone", "precision.py", "place.fp32_precision = \"ieee\"", "pass", ("test_precision.py",)),
+    ("certificates: no room for values", E_ATTENTION, "point.log_P, values, choices, spare.values)", "point.log_P, values, choices)", CHOICES),
+    ("certificates: no room for other tokens' images", E_ATTENTION, "off[z.G.dtype], limit, bent)", "off[z.G.dtype], limit)", CHOICES),
+    ("certificates: no room for tangents of scores", E_ATTENTION, "linear = linear + spare.score_tangents", "pass", CHOICES),
+    ("certificates: no room for underflow", "domains/rounding.py", "return LEAST_ROOM if room() else", "return 1 * torch.finfo(dtype).tiny if room() else", CHOICES),
+    ("certificates: no room for negative losses", CERTIFICATE, "loss + times * room() * loss.abs()", "loss * (1 + times * room())", CHOICES),
+    ("certificates: no room for losses by rounding", CERTIFICATE, " + rounded / (16 * len(losses))", "", CHOICES),
+    ("certificates: rejected ones are written", CERTIFICATE, "            _accept(draft, model)", "            pass", CHOICES),
+    ("certificates: no room for covers of symbols", "domains/symbols.py", "up(4 * lost * (size + lost), 4)", "0 * lost", CHOICES),
 ]  # fmt: skip

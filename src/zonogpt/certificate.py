@@ -2,7 +2,8 @@
 
 A certificate is the forward and the backward pass once more, over all tokens and with bounds that leave some room
 (`with_room`): the checker rounds differently, and its bounds must stay below those it reads. Choices (slopes, weights
-of covers, which enclosure) are written because any are sound; bounds and sets, because they are compared.
+of covers, which enclosure) are written because any are sound; bounds and sets, because they are compared. The checker
+goes through every certificate before its file appears.
 Derivations: docs/math.md, section "Certificates".
 """
 
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +22,10 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 from torch import Tensor
 
-from zonogpt.domains.ellipsoidal import box_weights
+from zonogpt.domains.choices import Choices
 from zonogpt.domains.finite import NonFiniteBoundError
 from zonogpt.domains.rounding import room, with_room
-from zonogpt.errors import CertificateError
+from zonogpt.errors import CertificateError, OptionError
 from zonogpt.files import write_whole
 from zonogpt.methods.adjoint import adjoint
 from zonogpt.methods.ellipsoidal import sizes
@@ -30,6 +33,7 @@ from zonogpt.methods.method import NonFiniteBlockError, OnBlock
 from zonogpt.methods.plan import chunk_bytes
 from zonogpt.methods.tape import Tape, forward
 from zonogpt.model.ir import AttentionBlock, ImageEmbedding, Model
+from zonogpt.model.replay import original
 from zonogpt.options import resolve_device
 from zonogpt.precision import full_precision
 from zonogpt.spec.claims import LinearClaim
@@ -39,8 +43,10 @@ from zonogpt.tensors import moved
 from zonogpt.transforms.ellipsoidal.attention import AttentionStep
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep
 from zonogpt.verify import check_match, out_of_memory
+from zonogpt_check import check as checker
+from zonogpt_check.sets import InvalidError, UnreadableError
 
-FORMAT = "zonogpt certificate 1"
+FORMAT = "zonogpt certificate 2"
 ZEROS = "0" * 64
 NORMS = {float("inf"): "inf", 2.0: "2", 1.0: "1"}
 
@@ -53,12 +59,18 @@ def write_certificate(
     file: str | Path,
     device: str | torch.device | None = None,
     on_block: OnBlock | None = None,
+    check: bool = True,
+    on_check: Callable[[], None] | None = None,
 ) -> Tensor:
     """Proves the spec once more by method E, about real arithmetic, writes that down, and returns the margins (K,).
 
-    CertificateError if the claim is not proved with the room that a certificate needs; nothing is written then.
+    With `check` the file appears only after `zonogpt_check` has accepted it, reading it and the model from the disk; a
+    model that was loaded as an object is saved to a temporary directory for that. `on_check` is called before, as that
+    may take longer than the proof. CertificateError if the claim is not proved with the room that a certificate needs,
+    or if the checker does not accept the file; nothing is written then.
     """
     check_match(model, spec)
+    _require_checkable(model, Path(file), check)
     at = resolve_device(device, model)
     net, here = model.converted(at, torch.float64), moved(spec, at, torch.float64)
     limit = chunk_bytes(sizes(net, here), 8, 1, None)
@@ -83,8 +95,34 @@ def write_certificate(
         "claim": {"label": spec.label},
     }
     _blocks(arrays, tape)
-    write_whole(Path(file), _packed(arrays, about))
+
+    def accept(draft: Path) -> None:
+        if check:
+            if on_check is not None:
+                on_check()
+            _accept(draft, model)
+
+    write_whole(Path(file), _packed(arrays, about), accept)
     return margins
+
+
+def _require_checkable(model: Model, file: Path, check: bool) -> None:
+    if check and file.exists() and not file.is_file():
+        raise OptionError(f"{file} is no regular file, so what is written there cannot be checked")
+    if check and original(model) is None:
+        raise OptionError("this model was put together by hand: the checker reads models from directories only")
+
+
+def _accept(file: Path, model: Model) -> None:
+    judge = original(model)
+    assert judge is not None
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            checker.check(file, judge.on_disk(Path(scratch)))
+        except InvalidError as error:
+            raise CertificateError(f"no certificate: its checker rejects it: {error}") from error
+        except UnreadableError as error:
+            raise CertificateError(f"no certificate: its checker cannot read it: {error}") from error
 
 
 def _packed(arrays: Arrays, about: dict[str, Any]) -> bytes:
@@ -145,17 +183,23 @@ def _claim(tape: Tape, spec: Spec) -> tuple[Arrays, Tensor]:
     arrays: Arrays = {"claim.rows": rows[0].cpu().numpy()}
     if isinstance(spec.claim, LinearClaim):
         arrays |= {"claim.matrix": _floats(spec.claim.rows), "claim.offset": _floats(spec.claim.offset)}
-    floor = room() * tape.rounding.gather(1, rows)  # where nothing moves, rounding of products is all there is
-    losses = {where: loss * (1 + room()) + floor for where, loss in losses.items()}
+    # What is nothing but rounding is another number in the checker, in size at most what all steps round.
+    rounded = torch.stack([loss for (_, _, step), loss in losses.items() if step == "rounding"]).sum(0)
+    losses = {where: _wider(loss) + rounded / (16 * len(losses)) for where, loss in losses.items()}
     for (block, kind, step), loss in losses.items():
         place = kind if kind in ("input", "head") else f"block {block} ({kind})"
         arrays[f"{place}.loss.{step}"] = _floats(loss[0])
-    total = torch.stack([loss[0] for loss in losses.values()]).sum(0) * (1 + 4 * room())
+    total = torch.stack([loss[0] for loss in losses.values()]).sum(0)
     least = (tape.value - margins)[0]
     least[rows[0]] = torch.maximum(least[rows[0]], total)
-    out = (tape.value[0] - least * (1 + 4 * room()) - tape.rounding[0]).cpu()
+    out = (tape.value[0] - _wider(least, 4) - tape.rounding[0]).cpu()
     arrays["claim.margins"] = _floats(out)
     return arrays, out
+
+
+def _wider(loss: Tensor, times: int = 1) -> Tensor:
+    """With room; losses against a range may be negative."""
+    return loss + times * room() * loss.abs()
 
 
 def _blocks(arrays: Arrays, tape: Tape) -> None:
@@ -165,7 +209,7 @@ def _blocks(arrays: Arrays, tape: Tape) -> None:
     for place, norm in zip(["input", *places], norms, strict=True):
         arrays |= {f"{place}.c": _floats(norm.z.c[0]), f"{place}.Q": _floats(norm.z.Q[0])}
     for place, step in zip(places, tape.steps, strict=True):
-        arrays |= _norm(place, step.norm, slice(None))
+        arrays |= _norm(place, step.norm, slice(None)) | _choices(place, step.choices)
         if isinstance(step, AttentionStep):
             found = {
                 "R_U": step.R_U[0], "W": step.softmax.W[0], "zeta": step.softmax.zeta[0],
@@ -175,7 +219,6 @@ def _blocks(arrays: Arrays, tape: Tape) -> None:
         else:
             found = {
                 "radius": step.radius[0], "slope": step.slope[0], "mid": step.mid[0], "half": step.half[0],
-                "t": step.t[:, 0], "t_box": box_weights(step.block.w_2, step.half)[0],
             }  # fmt: skip
         arrays |= {f"{place}.{name}": _floats(x) for name, x in found.items()}
     arrays |= _norm("head", tape.head, slice(None) if bool((tape.pool > 0).all()) else slice(-1, None))
@@ -184,6 +227,17 @@ def _blocks(arrays: Arrays, tape: Tape) -> None:
 def _norm(place: str, norm: LayerNormStep, tokens: slice) -> Arrays:
     floats = {"shift": norm.shift, "half": norm.half, "largest": norm.largest, "delta": norm.delta}
     flags = {"sloped": norm.sloped, "polar": norm.polar}
-    return {f"{place}.norm.{name}": _floats(x[0, tokens]) for name, x in floats.items()} | {
-        f"{place}.norm.{name}": x[0, tokens].cpu().numpy() for name, x in flags.items()
-    }
+    arrays: Arrays = {f"{place}.norm.{name}": _floats(x[0, tokens]) for name, x in floats.items()}
+    arrays |= {f"{place}.norm.{name}": x[0, tokens].cpu().numpy() for name, x in flags.items()}
+    arrays |= _choices(f"{place}.norm", norm.choices, tokens)
+    arrays[f"{place}.norm.flat"] = norm.choices["flat"][0, tokens].mT.cpu().numpy()  # (rows, tokens)
+    return arrays
+
+
+def _choices(place: str, choices: Choices, tokens: slice = slice(None)) -> Arrays:
+    """The last axis is that of tokens wherever not all of them are needed."""
+    out: Arrays = {}
+    for name, x in choices.items():
+        one = x[0] if len(x) == 1 else x[:, 0]  # the batch of one comes first, or behind the sets of a sum
+        out[f"{place}.{name}"] = one[..., tokens].contiguous().cpu().numpy()
+    return out

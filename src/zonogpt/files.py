@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -46,8 +47,11 @@ def parse_json(text: str) -> Any:
         raise ValueError("nested too deeply") from error
 
 
-def write_whole(file: Path, content: str | bytes) -> None:
-    """Writes the file in one step, so that a reader sees all or nothing; pipes and devices are written to directly."""
+def write_whole(file: Path, content: str | bytes, accept: Callable[[Path], None] = lambda draft: None) -> None:
+    """Writes the file in one step, so that a reader sees all or nothing; pipes and devices are written to directly.
+
+    `accept` looks at what lies on the disk before it takes its name, and may raise: then nothing was written.
+    """
     data = content.encode() if isinstance(content, str) else content
     target = file.resolve()  # behind a link, the file it points to
     try:
@@ -56,6 +60,7 @@ def write_whole(file: Path, content: str | bytes) -> None:
             return
         draft = _draft(target, data)
         try:
+            accept(draft)
             os.replace(draft, target)
         finally:
             draft.unlink(missing_ok=True)

@@ -1,13 +1,14 @@
 """The attention block over a set: x + concat_h(sum_j p_j v_j) W_o + b_o, linearised at LayerNorm's centre n0.
 
 Axes: H heads, i queries, j or s keys, m symbols, e features of a head. Everything from LayerNorm's output on is linear
-but scores, softmax and the products of probabilities with values. Queries, keys and values at n0 are plain floats; how
-far they are off is part of their change.
+but scores, softmax and the products of probabilities with values. Queries, keys, values and scores at n0 are plain
+floats; how far they are off is part of their change.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zonogpt_check.ball import Array, Ball, smaller
 from zonogpt_check.certificate import Lines
@@ -22,10 +23,10 @@ class Attention:
 
     LOSSES = ("layernorm", "scores", "softmax", "product", "rounding")
 
-    def __init__(self, block: Block, heads: int, z: Set, lines: Lines) -> None:
+    def __init__(self, block: Block, heads: int, z: Set, lines: Lines, rows: int) -> None:
         S, d = z.c.shape
         e, self.block = d // heads, block
-        self.norm = norm = Norm(block.norm, z, lines.of("norm"))
+        self.norm = norm = Norm(block.norm, z, lines.of("norm"), rows)
         self.scale = scale = 1 / Ball(float(e)).sqrt()
         self.hidden = hidden = ~np.tril(np.ones((S, S), bool))
         seen = 1.0 - hidden
@@ -35,6 +36,7 @@ class Attention:
         at = [split(centre[:, first : first + d], heads) for first in (0, d, 2 * d)]
         (Q, K, V), (off_Q, off_K, off_V) = (Ball(x.mid) for x in at), (Ball(x.rad) for x in at)
         U = Q @ K.T * scale
+        U, off_U = Ball(U.mid), Ball(U.rad)
         top = np.where(hidden, -np.inf, U.mid).max(-1)[..., None]
         U = Ball.choose(hidden, Ball(top + np.zeros(U.shape)), U)  # masked: any number that overflows nothing
         log_P = U - top - ((U - top).exp() * seen).sum(-1).log()[..., None]
@@ -46,19 +48,22 @@ class Attention:
         T_Q, T_K, T_V = (T @ part[:, None] for part in w)  # (H, S, m, e)
         T_U = (T_Q @ K[:, None].T + (T_K @ Q[:, None].T).transpose(0, 3, 2, 1)) * scale  # (H, i, m, j)
         T_U = (T_U - T_U @ P[..., None]) * seen[:, None]
-        merged = sum_of([image(Ball(z.Q), norm.J), norm.gram])  # at LayerNorm's output, every token's error
+        merged = sum_of(
+            [image(Ball(z.Q), norm.J), norm.gram], lines.positive("t_merged", 2, S)
+        )  # at LayerNorm's output, every token's error
         QQ, KK, VV = (image(merged, part[:, None]) for part in w)  # (H, S, e, e)
         keys = Q @ w_k.T  # (H, i, d): Q_i . (change of key s) = keys_i . (change of token s)
-        by_errors, score_gram = error_scores(P, seen, keys, K, w_q, merged, scale)
+        by_errors, score_gram = error_scores(P, seen, keys, K, w_q, merged, scale, lines)
         nothing = Ball(np.zeros(P.shape))
         linear = Ball.choose(hidden, nothing, dual(T_U, z.p, -2) + by_errors)
         moving = (T_Q, QQ, off_Q), (T_K, KK, off_K)
         change = [dual(t, z.p, -2) + g.diagonal().sqrt() + off for t, g, off in moving]
         length = [longest(t, z.p) + lambda_max(g).sqrt() + off.length() for t, g, off in moving]
         products = smaller(change[0] @ change[1].T, length[0][..., None] * length[1][..., None, :])
-        products = (products + abs(Q) @ off_K.T + off_Q @ abs(K).T) * scale
+        products = (products + abs(Q) @ off_K.T + off_Q @ abs(K).T) * scale + off_U
         R_U = lines.at_least("R_U", Ball.choose(hidden, nothing, products))
-        score_gram = sum_of([cover(T_U, z.p), score_gram], metric=P)
+        covered = cover(T_U, z.p, lines.round_("scores", z.p, heads, S))
+        score_gram = sum_of([covered, score_gram], lines.positive("t_scores", 2, heads, S))
         self.softmax = s = Softmax(log_P, P, seen, linear, R_U, score_gram, lines)
 
         # The output: centre, symbols, and all errors.
@@ -68,9 +73,12 @@ class Attention:
         c = z.c + join(self.O + (s.shift[..., None, :] @ values)[..., 0, :]) @ block.outer + block.outer_bias
         heads_G = T_U @ (P[..., None] * bent) + (P @ T_V.transpose(0, 2, 1, 3).swap(0, 1)).transpose(1, 2, 0, 3)
         G = z.G + heads_G.transpose(1, 2, 0, 3).reshape(S, -1, d) @ block.outer
-        self.value_gram = sum_of([cover(T_V, z.p), VV])  # (H, j, e, e): contains the change of value j
+        covered = cover(T_V, z.p, lines.round_("values", z.p, heads, S))
+        self.value_gram = sum_of(
+            [covered, VV], lines.positive("t_values", 2, heads, S)
+        )  # (H, j, e, e): contains the change of value j
         self.product_gram = s.products(score_gram, self.value_gram)  # (H, i, e, e)
-        local = sum_of([s.cover(values), self.product_gram])
+        local = sum_of([s.cover(values), self.product_gram], lines.positive("t_fresh", 2, heads, S))
         claimed = lines.floats("c", S, d)
         off = join((P + s.total) @ off_V) @ np.abs(block.outer)
         self.box = abs(c - claimed) + dual(Ball(G.rad), z.p, 1) + off  # (S, d): what the output misses besides
@@ -94,8 +102,9 @@ class Attention:
         held = [covers(self.after.Q[i], error_of(i)) for i in range(S)]
         lines.require("Q", np.array(held), "does not contain what it should")
 
-    def pull(self, functionals: Array) -> tuple[Ball, list[Ball]]:
-        """Functionals (R, S, d) of the output as ones of the input, and what they lose, as in LOSSES."""
+    def pull(self, functionals: Array, rows: NDArray[np.int64]) -> tuple[Ball, list[Ball]]:
+        """Functionals (R, S, d) of the output, of these rows of the claim, as ones of the input, and what they lose, as
+        in LOSSES."""
         s, P = self.softmax, self.P
         w = split(Ball(functionals) @ self.block.outer.T, len(P.mid))  # (R, H, i, e)
         along = w @ self.V.T - (w * self.O).sum(-1)[..., None]  # w . v'_j, (R, H, i, j)
@@ -111,7 +120,7 @@ class Attention:
         by_score = P * (sloped - (P * sloped).sum(-1)[..., None]) * self.scale
         to_Q, to_K, to_V = (join(x) for x in (by_score @ self.K, by_score.T @ self.Q, P.T @ w))
         branch = to_Q @ self.qkv[0].T + to_K @ self.qkv[1].T + to_V @ self.qkv[2].T
-        before, norm = self.norm.pull(branch.mid)
+        before, norm = self.norm.pull(branch.mid, rows)
         rounding = over(Ball(functionals), self.box) + over(Ball(branch.rad), self.norm.reach)
         return before + functionals, [norm, *(x.sum(-1).sum(-1) for x in (scores, row, product)), rounding]
 

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from zonogpt_check.ball import Array, Ball
 from zonogpt_check.sets import InvalidError, UnreadableError, demand
 
-FORMAT = "zonogpt certificate 1"
+FORMAT = "zonogpt certificate 2"
 LONGEST_HEADER = 1 << 24
 # What files that are not what they should be can lead to.
 BROKEN: tuple[type[Exception], ...] = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, OSError)
@@ -97,6 +97,10 @@ class Lines:
 
     def flags(self, name: str, *shape: int) -> NDArray[np.bool_]:
         return self.certificate.get(f"{self.place}.{name}", "BOOL", *shape)
+
+    def round_(self, name: str, p: float, *shape: int) -> NDArray[np.bool_] | None:
+        """Which covers are balls: there is a choice for p = 1 only."""
+        return self.flags(f"{name}_round", *shape) if p == 1 else None
 
     def at_least(self, name: str, bound: Ball) -> Ball:
         """The claim `name`, which must not be below `bound`; NaN is below everything."""

@@ -44,30 +44,32 @@ def check(file: Path, folder: Path) -> str:
 
 def _prove(certificate: Certificate, model: Model) -> str:
     first, box, of_inputs = input_set(certificate, model)
+    back = certificate.get("claim.rows", "I64", *certificate.shape("claim.rows")[:1])  # go back through all blocks
+    count = len(back)
     z, steps = first, dict[str, Step]()
     for number, block in enumerate(model.blocks, start=1):
         lines = Lines(certificate, f"block {number} ({block.kind})")
-        step: Step = Attention(block, model.heads, z, lines) if block.kind == "attention" else Mlp(block, z, lines)
+        attention = block.kind == "attention"
+        step: Step = Attention(block, model.heads, z, lines, count) if attention else Mlp(block, z, lines, count)
         steps[lines.place], z = step, step.after
     read = slice(None) if model.architecture == IMAGES else slice(-1, None)  # the tokens that the head looks at
-    norm = Norm(model.norm, Set(z.c[read], z.G[read], z.Q[read], z.p), Lines(certificate, "head.norm"))
+    norm = Norm(model.norm, Set(z.c[read], z.G[read], z.Q[read], z.p), Lines(certificate, "head.norm"), count)
 
     claim = Lines(certificate, "claim")
     rows, offset, said = claim_rows(certificate, claim, model)
     margins = claim.floats("margins", len(rows.mid))
     claim.require("margins", margins > 0, "is not positive, so nothing is claimed")
-    back = certificate.get("claim.rows", "I64", *certificate.shape("claim.rows")[:1])  # go back through all blocks
     least = np.full(len(margins), -np.inf)
     for part in _parts(np.setdiff1d(np.arange(len(margins)), back)):  # for these the final LayerNorm's set is enough
         value, functionals, off = at_the_head(rows[part], offset[part], norm)
         least[part] = (value - off - norm.fall(functionals)).lower()
     places = {"input": INPUT, **{place: step.LOSSES for place, step in steps.items()}, "head": HEAD}
     losses = [(Lines(certificate, f"{place}.loss"), name) for place, names in places.items() for name in names]
-    claimed = [lines.floats(name, len(back)) for lines, name in losses]
-    found, centre = np.full((len(losses), len(back)), np.inf), np.zeros(len(back))
-    for at in _parts(np.arange(len(back))):
+    claimed = [lines.floats(name, count) for lines, name in losses]
+    found, centre = np.full((len(losses), count), np.inf), np.zeros(count)
+    for at in _parts(np.arange(count)):
         value, functionals, off = at_the_head(rows[back[at]], offset[back[at]], norm)
-        taken = go_back(functionals, off + Ball(value.rad), norm, list(steps.values()), first, box)
+        taken = go_back(functionals, off + Ball(value.rad), at, norm, list(steps.values()), first, box)
         centre[at], found[:, at] = value.mid, [loss.upper() for loss in taken]
     left = Ball(centre)
     for (lines, name), loss, bound in zip(losses, claimed, found, strict=True):
@@ -78,16 +80,18 @@ def _prove(certificate: Certificate, model: Model) -> str:
     return f"{said} {of_inputs}; the smallest margin is {margins.min():.4g}"
 
 
-def go_back(functionals: Array, off: Ball, norm: Norm, steps: list[Step], first: Set, box: Ball) -> list[Ball]:
+def go_back(
+    functionals: Array, off: Ball, at: NDArray[np.int64], norm: Norm, steps: list[Step], first: Set, box: Ball
+) -> list[Ball]:
     """All that functionals of the head's LayerNorm, themselves `off`, can lose on their way back to the input: there,
     in every step, and at the head. What a step rounds off is charged at once, against all that its input can be."""
-    before, loss = norm.pull(functionals)
+    before, loss = norm.pull(functionals, at)
     z = steps[-1].after if steps else first
     unread = np.zeros((len(functionals), len(z.c) - before.shape[1], z.c.shape[1]))
     w = Ball(np.concatenate([unread, before.mid], 1), np.concatenate([unread, before.rad], 1))
     found = [loss, off + over(Ball(w.rad), z.radius())]
     for step in reversed(steps):
-        w, losses = step.pull(w.mid)
+        w, losses = step.pull(w.mid, at)
         found = [*losses[:-1], losses[-1] + over(Ball(w.rad), step.norm.z.radius()), *found]
     w = Ball(w.mid)
     moved = dual((w.swap(0, 1) @ Ball(first.G).T).sum(0), first.p, -1)  # over the symbols of all tokens

@@ -7,6 +7,7 @@ import math
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zonogpt_check.ball import Array, Ball, joined, largest, smallest
 from zonogpt_check.certificate import Lines
@@ -24,11 +25,11 @@ class Mlp:
 
     LOSSES = ("layernorm", "gelu", "rounding")
 
-    def __init__(self, block: Block, z: Set, lines: Lines) -> None:
+    def __init__(self, block: Block, z: Set, lines: Lines, rows: int) -> None:
         (S, d), f = z.c.shape, block.inner.shape[1]
         self.block = block
-        self.norm = norm = Norm(block.norm, z, lines.of("norm"))
-        merged = sum_of([image(Ball(z.Q), norm.J), norm.gram])
+        self.norm = norm = Norm(block.norm, z, lines.of("norm"), rows)
+        merged = sum_of([image(Ball(z.Q), norm.J), norm.gram], lines.positive("t_merged", 2, S))
         centre = Ball(norm.n0) @ block.inner + block.inner_bias
         t0, off = Ball(centre.mid), Ball(centre.rad)
         moved = joined([dual(Ball(z.G[s]) @ norm.J[s] @ block.inner, z.p, 0)[None] for s in range(S)], 0)
@@ -54,11 +55,11 @@ class Mlp:
         lines.require("Q", np.array(held), "does not contain what it should")
         self.after, self.box = Set(claimed, G, Q, z.p), joined(boxes, 0)
 
-    def pull(self, functionals: Array) -> tuple[Ball, list[Ball]]:
+    def pull(self, functionals: Array, rows: NDArray[np.int64]) -> tuple[Ball, list[Ball]]:
         """As in Attention."""
         hidden = Ball(functionals) @ self.block.outer.T  # (R, S, f)
         branch = (hidden * self.slope) @ self.block.inner.T
-        before, norm = self.norm.pull(branch.mid)
+        before, norm = self.norm.pull(branch.mid, rows)
         rounding = over(Ball(functionals), self.box) + over(Ball(branch.rad), self.norm.reach)
         return before + functionals, [norm, over(hidden, self.half), rounding]
 

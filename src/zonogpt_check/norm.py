@@ -13,20 +13,22 @@ and by `bend` = -k Q z0 / 2: for D in E(Q), (z0 . D) D lies in Q z0 / 2 + E(Q z0
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zonogpt_check.ball import Array, Ball, largest, smaller
 from zonogpt_check.certificate import Lines
 from zonogpt_check.model import NormWeights
-from zonogpt_check.sets import Set, box_gram, cover, dual, lambda_max, size_of, sum_of, support, weights
+from zonogpt_check.sets import Set, box_gram, cover, dual, lambda_max, sum_of, support
 
 
 class Norm:
     """For every x of the set z:  LN(x) = n0 + (x - c) @ J + e,  e in E(gram),  and |LN(x) - n0| <= reach.
 
-    Where not `sloped` (S,), J = 0 and nothing is used but the range |xi| <= ball.
+    Where not `sloped` (S,), J = 0 and nothing is used but the range |xi| <= ball. `flat` (rows, S): for which rows of
+    the claim nothing else is used on their way back.
     """
 
-    def __init__(self, at: NormWeights, z: Set, lines: Lines) -> None:
+    def __init__(self, at: NormWeights, z: Set, lines: Lines, rows: int) -> None:
         S, d = z.c.shape
         self.z, self.gamma, middle = z, at.gamma, Ball(z.c).centred()
         self.z0, self.miss = z0, miss = Ball(middle.mid), Ball(middle.rad)  # (S, d)
@@ -37,11 +39,12 @@ class Norm:
         Q = Ball(z.Q).centred().T.centred()
         # |z0 . D| <= met and |D| <= r
         met = dual((tangents * z0[:, None]).sum(-1), z.p, -1) + support(Q, z0[:, None])[:, 0] + size * miss.length()
-        Q_D = sum_of([cover(tangents, z.p), Q, box_gram(miss)])
+        covered = cover(tangents, z.p, lines.round_("symbols", z.p, S))
+        Q_D = sum_of([covered, Q, box_gram(miss)], lines.positive("t_deviation", 3, S))
         r = lambda_max(Q_D).sqrt()
         A, B, delta = scalars(size, a0, rho, met, r, d, at.tau)
 
-        self.sloped, polar = lines.flags("sloped", S), lines.flags("polar", S)
+        self.sloped, polar, self.flat = lines.flags("sloped", S), lines.flags("polar", S), lines.flags("flat", rows, S)
         shift, kept, nothing = Ball(lines.floats("shift", S)), self.sloped.astype(float), Ball(np.zeros((S, d)))
         self.half = lines.at_least("half", largest(A + shift, B - shift))  # |e - shift|
         self.largest = lines.at_least("largest", largest(A, B))  # |e|
@@ -61,16 +64,15 @@ class Norm:
         flat = self.ball.square()[:, None, None] * mean_free
         first = Ball.choose(self.sloped[:, None, None], line[:, :, None] * line[:, None], flat)
         copy = (factor.square() * kept)[:, None, None] * Q_D
-        boxed = self.off.sum(-1).mid / (np.sqrt(np.mean(at.gamma**2)) + 1e-300)
-        t = weights(np.stack([size_of(first), size_of(copy), boxed]), 0)
         outer = at.gamma[:, None] * Ball(at.gamma)
-        self.gram = sum_of([first * outer, copy * outer, box_gram(self.off)], t)
+        self.gram = sum_of([first * outer, copy * outer, box_gram(self.off)], lines.positive("t_error", 3, S))
         self.reach = (z.radius()[:, None] @ abs(self.J))[:, 0] + self.gram.diagonal().sqrt()
 
-    def pull(self, functionals: Array) -> tuple[Ball, Ball]:
-        """Functionals (K, S, d) of the output as ones of the input, and the most that they fall below J's part."""
-        before, error, linear, range_ = self._enclosures(functionals)
-        flat = ~self.sloped | ~((error + linear).upper() < range_.upper())
+    def pull(self, functionals: Array, rows: NDArray[np.int64]) -> tuple[Ball, Ball]:
+        """Functionals (K, S, d) of the output, of these rows of the claim, as ones of the input, and the most that they
+        fall below J's part."""
+        before, error, _, range_ = self._enclosures(functionals)
+        flat = self.flat[rows] | ~self.sloped
         kept = Ball.choose(flat[..., None], Ball(np.zeros(functionals.shape)), before)
         return kept, Ball.choose(flat, range_, error).sum(-1)
 
@@ -111,7 +113,7 @@ def scalars(size: Ball, a0: Ball, rho: Ball, met: Ball, r: Ball, d: int, tau: fl
     lin, quad, least = 2 * met / d, r.square() / d, size.lower()
     fall = Ball.choose(least > 0, smaller(met / Ball(np.where(least > 0, least, 1.0)), size), size)
     left = largest(size - fall, Ball(np.zeros(size.shape)))
-    s = ((tau + left.square() / d) / a0).sqrt()
+    s = ((tau + Ball(np.maximum(left.lower(), 0.0)).square() / d) / a0).sqrt()  # all bounds fall with s: low, not 0
     x, y = fall * (size + left) / (a0 * d), (lin + quad) / a0
     t = (1 + y).sqrt()
 

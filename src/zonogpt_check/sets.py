@@ -51,17 +51,6 @@ def dual(values: Ball, p: float, axis: int) -> Ball:
     return values.square().sum(axis).sqrt() if p == 2 else abs(values).max(axis)
 
 
-def size_of(Q: Ball, metric: Ball | float = 1.0) -> Array:
-    """About sqrt(trace Q), the diagonal weighted by `metric`: for weights, of which any are sound."""
-    return np.sqrt(np.maximum((Q.diagonal() * metric).sum(-1).mid, 0.0))
-
-
-def weights(sizes: Array, axis: int) -> Array:
-    """Positive numbers close to `sizes`."""
-    sizes = np.maximum(sizes, 0.0)
-    return np.asarray(sizes + 1e-6 * sizes.sum(axis, keepdims=True) + 1e-154)
-
-
 def support(Q: Ball, w: Ball) -> Ball:
     """sqrt(w^T Q w) for Q (..., d, d) and directions w (..., k, d): (..., k)."""
     return ((w @ Q) * w).sum(-1).sqrt()
@@ -82,23 +71,22 @@ def box_gram(b: Ball) -> Ball:
     return (b * b.sum(-1)[..., None])[..., None] * np.eye(b.shape[-1])
 
 
-def sum_of(grams: list[Ball], t: Array | None = None, metric: Ball | float = 1.0) -> Ball:
-    """The Minkowski sum, with weights t (sets, ...) or those of the least trace."""
-    t = weights(np.stack([size_of(Q, metric) for Q in grams]), 0) if t is None else t
+def sum_of(grams: list[Ball], t: Array) -> Ball:
+    """The Minkowski sum, with positive weights t (sets, ...)."""
     terms = [Q / ti[..., None, None] for Q, ti in zip(grams, t, strict=True)]
     return Ball(t).sum(0)[..., None, None] * sum(terms[1:], start=terms[0])
 
 
-def cover(T: Ball, p: float) -> Ball:
-    """A Gram whose ellipsoid contains sum_j T_j eps_j, for T (..., m, k)."""
+def cover(T: Ball, p: float, round_: NDArray[np.bool_] | None = None) -> Ball:
+    """A Gram whose ellipsoid contains sum_j T_j eps_j, for T (..., m, k); for p = 1 and where `round_`, a ball."""
     if p == math.inf:  # a box of symbols, with weights
         t = T.length().mid + 1e-154
         return Ball(t).sum(-1)[..., None, None] * ((T / t[..., None]).T @ T)
     gram = T.T @ T
-    if p == 1:  # the hull of the +-T_j lies in the ball of the longest, too
-        round_ = T.length().max(-1).square()[..., None, None] * np.eye(T.shape[-1])
-        return Ball.choose((size_of(round_) < size_of(gram))[..., None, None], round_, gram)
-    return gram
+    if round_ is None:
+        return gram
+    ball = T.length().max(-1).square()[..., None, None] * np.eye(T.shape[-1])  # the hull of the +-T_j lies in it
+    return Ball.choose(round_[..., None, None], ball, gram)
 
 
 def longest(T: Ball, p: float) -> Ball:

@@ -12,7 +12,7 @@ import numpy as np
 
 from zonogpt_check.ball import Array, Ball, largest, smaller, smallest
 from zonogpt_check.certificate import Lines
-from zonogpt_check.sets import lambda_max, size_of, sum_of, support, weights
+from zonogpt_check.sets import lambda_max, sum_of, support
 
 
 class Softmax:
@@ -35,8 +35,9 @@ class Softmax:
         together = lambda_max(root[..., None] * gram * root[..., None, :]).sqrt() + (root * rest).length()
         excess = smaller((weight * W.square()).sum(-1), together.square())
         claim = lines.floats("zeta", *P.shape[:-1])
-        found = Ball.choose(claim == 1, Ball(claim), excess / (1 + excess)).upper()  # 1 needs no proof
-        lines.require("zeta", (claim <= 1) & (claim >= found - (claim == 1)), "is too small", claim, found)
+        excess = Ball.choose(claim == 1, Ball(np.zeros(claim.shape)), excess)  # 1 needs no proof
+        found = (excess / (1 + excess)).upper()
+        lines.require("zeta", (claim <= 1) & (claim >= found), "is too small", claim, found)
         half_zeta = Ball(claim / 2)[..., None]
 
         chord, middle, half = chord_of_psi(W)
@@ -47,39 +48,42 @@ class Softmax:
         total = P * largest(W.expm1(), 2 * half_zeta * (-W).exp() - (-W).expm1())
         self.total = smaller(total, range_)
         self.residual = P * (largest(psi(W), 2 * half_zeta * (1 + W)) + rest)
-        self.sloped = lines.flags("rows", *P.shape[:-1])
+        self.sloped, self.hull = lines.flags("rows", *P.shape[:-1]), lines.flags("hull", *P.shape[:-1])
+        self.t_box = lines.positive("t_softmax", *P.shape[:-1], P.shape[-1] + 1)
+        self.t_products = lines.positive("t_products", *P.shape)
         keep = np.broadcast_to(self.sloped[..., None], P.shape)
         self.slope, self.scores = Ball.choose(keep, slope, none), Ball.choose(keep, scores, none)
         self.shift = Ball.choose(keep, P * (1 - half_zeta) * middle, none)
         self.common = Ball.choose(keep, P * half_zeta * middle, none)
         self.error = Ball.choose(keep, error, range_)
-        self.P = P
+        self.P, self.seen = P, seen
 
     def cover(self, values: Ball) -> Ball:
         """(H, i, e, e): contains sum_j (xi common_j + xi_j (error_j + scores_j)) v'_j; unsloped, sum_j p_j v'_j."""
-        common, size = self.common[..., None, :] @ values, self.error + self.scores
-        t = weights(np.concatenate([(size * values.length()).mid, common.length().mid], -1), -1)
+        common, size, t = self.common[..., None, :] @ values, self.error + self.scores, self.t_box
         scaled = values * (size / t[..., :-1])[..., None]
         box = (scaled * size[..., None]).T @ values + common.T @ common / t[..., -1:, None]
-        box = Ball(t).sum(-1)[..., None, None] * box
+        box = (Ball(t[..., :-1] * self.seen).sum(-1) + t[..., -1])[..., None, None] * box
         hull = (values * (self.P + self.total)[..., None]).T @ values
-        return Ball.choose((~self.sloped & (size_of(hull) < size_of(box)))[..., None, None], hull, box)
+        return Ball.choose((self.hull & ~self.sloped)[..., None, None], hull, box)
 
     def products(self, score_gram: Ball, value_gram: Ball) -> Ball:
         """(H, i, e, e): contains sum_j dp_j dv_j, with dp_j = p_j - P_j and dv_j the change of value j:
 
         (sum_j dp_j (w.dv_j))^2 <= (sum_j dp_j^2 / t_j) w^T (sum_j t_j Gram_j) w, for any t.
         """
-        t = weights(self.total.mid, -1) / weights(size_of(value_gram), -1)[:, None]
+        t = self.t_products
         root = self.P / Ball(t).sqrt()
         linear = lambda_max(root[..., None] * score_gram * root[..., None, :]).sqrt()
         together = (linear + (self.residual.square() / t).sum(-1).sqrt()).square()
         factor = smaller((self.total.square() / t).sum(-1), together)
         H, S, e, _ = value_gram.shape
-        return factor[..., None, None] * (t @ value_gram.reshape(H, S, e * e)).reshape(H, S, e, e)
+        return factor[..., None, None] * ((t * self.seen) @ value_gram.reshape(H, S, e * e)).reshape(H, S, e, e)
 
 
-def error_scores(P: Ball, seen: Array, keys: Ball, K: Ball, w_q: Ball, merged: Ball, scale: Ball) -> tuple[Ball, Ball]:
+def error_scores(
+    P: Ball, seen: Array, keys: Ball, K: Ball, w_q: Ball, merged: Ball, scale: Ball, lines: Lines
+) -> tuple[Ball, Ball]:
     """What all error ellipsoids do to the centred scores: a bound for each (H, i, j), and a Gram over a row's keys."""
     H, S, d = keys.shape
     own = np.eye(S)
@@ -91,11 +95,11 @@ def error_scores(P: Ball, seen: Array, keys: Ball, K: Ball, w_q: Ball, merged: B
     maps = (toward + kept[..., None] * keys[:, :, None]) * scale
     own_gram = maps @ merged @ maps.T * seen[:, None] * seen[..., None]
     # Any other moves its own by u_s (1 - P_s), the others by -P_s u_s.
-    t = weights((P * u.square()).sqrt().mid, -1)
+    t = lines.positive("t_keys", H, S, S)
     arrow = (np.eye(S) - P[..., :, None]) * seen[:, None]  # (H, i, s, j)
-    cross_gram = Ball(t).sum(-1)[..., None, None] * (arrow.T @ ((u.square() / t)[..., None] * arrow))
+    cross_gram = Ball(t * seen).sum(-1)[..., None, None] * (arrow.T @ ((u.square() / t)[..., None] * arrow))
     others = u - P * u + (P * u).sum(-1)[..., None] - P * u  # (1 - P_j) u_j + sum_k!=j P_k u_k
-    return own_gram.diagonal().sqrt() + others, sum_of([own_gram, cross_gram], metric=P)
+    return own_gram.diagonal().sqrt() + others, sum_of([own_gram, cross_gram], lines.positive("t_errors", 2, H, S))
 
 
 def _series(t: Ball) -> Ball:

@@ -59,6 +59,7 @@ def verify(
     certificate: Annotated[
         Path | None, typer.Option(help="If verified (E, real): write the proof to this file, for `zonogpt check`.")
     ] = None,
+    check: Annotated[bool, typer.Option(help="Check the certificate before it is said to be written.")] = True,
     json: Annotated[Path | None, typer.Option(help="Write the whole result to this file.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the verdict only.")] = False,
 ) -> None:
@@ -91,7 +92,7 @@ def verify(
     if json is not None:
         attempt(write_whole, json, result.to_json() + "\n")
     if certificate is not None:
-        said += certified(net, spec, result, certificate, quiet)
+        said += certified(net, spec, result, certificate, check, quiet)
     if result.status == "falsified":
         said += saved(spec, result, counterexample)
     if said and not quiet:
@@ -99,16 +100,23 @@ def verify(
     raise typer.Exit(EXIT[result.status])
 
 
-def certified(net: Model, spec: Spec, result: Result, file: Path, quiet: bool) -> list[str]:
-    """Writes the certificate, if there is one; the line that says so."""
+def certified(net: Model, spec: Spec, result: Result, file: Path, check: bool, quiet: bool) -> list[str]:
+    """Writes the certificate, if there is one, and lets its checker read it; the line that says so."""
     if result.status != "verified":
         return ["no certificate: nothing was proved"]
+
+    def checking() -> None:
+        if not quiet:
+            print("checking the certificate", file=sys.stderr)
+
     try:
         with block_bar(net, quiet) as show:
-            written = attempt(write_certificate, net, spec, file, result.device, show)
+            written = attempt(write_certificate, net, spec, file, result.device, show, check, checking)
     except CertificateError as error:
+        if quiet:
+            print(error, file=sys.stderr)
         return [str(error)]
-    return [f"certificate: {file}"] if written else []
+    return [f"certificate: {file}, {'checked' if check else 'not checked'}"] if written else []
 
 
 def saved(spec: Spec, result: Result, file: Path | None) -> list[str]:

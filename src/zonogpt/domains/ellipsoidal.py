@@ -23,7 +23,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from zonogpt.domains.rounding import gamma, gammas, room, up
+from zonogpt.domains.choices import Note, unnoted
+from zonogpt.domains.rounding import gamma, gammas, least, room, up
 
 MIRRORED, STRIPS = 512, 4  # from this width on, symmetric products are formed strip by strip up to the diagonal
 
@@ -147,13 +148,15 @@ def widened(Q: Tensor, by: Tensor) -> Tensor:
     return Q
 
 
-def minkowski(*grams: Tensor, box: Tensor | None = None) -> Tensor:
+def minkowski(*grams: Tensor, box: Tensor | None = None, note: Note = unnoted) -> Tensor:
     """A Gram whose ellipsoid contains every sum of one point of each: (sum t) sum_i Q_i / t_i, t_i = sqrt(trace Q_i).
 
     That choice of t has the least trace. `box` (..., d) is one more set, |y_k| <= box_k: the Gram
     diag(box_k sum_l box_l), whose t is sum_l box_l.
     """
-    return weighted_sum(minkowski_weights(*grams, box=box), *grams, box=box)
+    t = minkowski_weights(*grams, box=box)
+    note(t)
+    return weighted_sum(t, *grams, box=box)
 
 
 def minkowski_weights(*grams: Tensor, box: Tensor | None = None) -> Tensor:
@@ -183,20 +186,21 @@ def weights(sizes: Tensor, dim: int) -> Tensor:
     return sizes + 1e-6 * sizes.sum(dim, keepdim=True) + torch.finfo(sizes.dtype).tiny ** 0.5
 
 
-def box_cover(A: Tensor, R: Tensor) -> Tensor:
+def box_cover(A: Tensor, R: Tensor, note: Note = unnoted, off: Tensor | None = None) -> Tensor:
     """A Gram that contains {e @ A : |e_k| <= R_k}, for A (..., k, d) and R (..., k).
 
-    sum_k R_k^2 A_k A_k^T / w_k with weights w_k proportional to R_k |A_k|, which makes the trace smallest.
+    sum_k R_k^2 A_k A_k^T / w_k with weights w_k proportional to R_k |A_k|, which makes the trace smallest. With `off`
+    (..., k) it contains what the same weights make of any other A whose rows are no farther away than that.
     """
-    t = box_weights(A, R)
+    size = torch.linalg.vector_norm(A, dim=-1)
+    t = weights(R * (size if off is None else size + off), dim=-1)
+    note(t)
     there = R > 0  # what cannot be there needs no share
-    scaled = A * (R * ((t * there).sum(-1, keepdim=True) / t).sqrt())[..., None]
-    return rounded_out(symmetric_product(scaled.mT, scaled), terms=there.sum(-1))
-
-
-def box_weights(A: Tensor, R: Tensor) -> Tensor:
-    """(..., k): the weights of `box_cover`."""
-    return weights(R * torch.linalg.vector_norm(A, dim=-1), dim=-1)
+    total = (t * there).sum(-1, keepdim=True)
+    scaled = A * (R * (total / t).sqrt())[..., None]
+    out = rounded_out(symmetric_product(scaled.mT, scaled), terms=there.sum(-1))
+    # R^2 A' A'^T / t <= R^2 (A A^T + 2 off |A| + off^2) / t <= R^2 A A^T / t + 2 R off, for t >= R (|A| + off)
+    return out if off is None else widened(out, up(2 * total[..., 0] * (R * off).sum(-1), A.shape[-2]))
 
 
 def lambda_max(Q: Tensor, squarings: int = 4) -> Tensor:
@@ -221,7 +225,7 @@ def lambda_max(Q: Tensor, squarings: int = 4) -> Tensor:
 
 def rounded_out(Q: Tensor, terms: int | Tensor = 0) -> Tensor:
     """Q, changed in place, with more of the identity than forming it rounded away, and than can have underflowed."""
-    return widened(Q, up(rounding(Q, terms) + (64 + terms) * torch.finfo(Q.dtype).tiny))
+    return widened(Q, up(rounding(Q, terms) + (64 + terms) * least(Q.dtype)))
 
 
 def handed_on(Q: Tensor) -> Tensor:

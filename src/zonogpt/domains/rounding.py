@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+LEAST_ROOM = 1e-100  # of all bounds, and of squares: the checker's squares underflow below 1e-154
 LIBRARY = 4  # units u that exp, expm1, log, log1p, tanh, sinh, sigmoid, rsqrt and hypot may be off by
 
 
@@ -75,10 +76,15 @@ def gammas(k: Tensor, dtype: torch.dtype, like: Tensor) -> Tensor:
     return up(torch.where(ku < 1, ku / (1 - ku), math.inf).to(like), 1)
 
 
+def least(dtype: torch.dtype) -> float:
+    """What every bound has at least, for what underflows: the smallest normal number, or more where there is room."""
+    return LEAST_ROOM if room() else torch.finfo(dtype).tiny
+
+
 @functools.cache
-def _tiny(dtype: torch.dtype) -> Tensor:
-    """The smallest normal number, without dimensions: such a tensor joins others on any device."""
-    return torch.tensor(torch.finfo(dtype).tiny, dtype=dtype)
+def _constant(value: float, dtype: torch.dtype) -> Tensor:
+    """Without dimensions: such a tensor joins others on any device."""
+    return torch.tensor(value, dtype=dtype)
 
 
 def up(x: Tensor, k: int = 6) -> Tensor:
@@ -88,7 +94,7 @@ def up(x: Tensor, k: int = 6) -> Tensor:
     """
     if not accounted():
         return x
-    return torch.add(_tiny(x.dtype), x, alpha=1 + gamma(k + 2, x.dtype) + room())  # one call
+    return torch.add(_constant(least(x.dtype), x.dtype), x, alpha=1 + gamma(k + 2, x.dtype) + room())  # one call
 
 
 def part(share: float, x: Tensor, k: int = 6) -> Tensor:
@@ -98,7 +104,7 @@ def part(share: float, x: Tensor, k: int = 6) -> Tensor:
     """
     if not accounted():
         return share * x
-    return torch.add(_tiny(x.dtype), x, alpha=share * (1 + gamma(k + 3, x.dtype)))  # one call
+    return torch.add(_constant(least(x.dtype), x.dtype), x, alpha=share * (1 + gamma(k + 3, x.dtype)))  # one call
 
 
 def length(x: Tensor, dim: int = -1) -> Tensor:

@@ -17,7 +17,8 @@ import math
 import torch
 from torch import Tensor
 
-from zonogpt.domains.ellipsoidal import dual_norm, lambda_max, rounded_out, symmetrised, trace
+from zonogpt.domains.choices import Note, unnoted
+from zonogpt.domains.ellipsoidal import dual_norm, lambda_max, rounded_out, symmetrised, trace, widened
 from zonogpt.domains.rounding import LIBRARY, up
 
 
@@ -64,6 +65,11 @@ class SymbolSums:
 
     @property
     def cover(self) -> Tensor:
+        return self.noted_cover(unnoted)
+
+    def noted_cover(self, note: Note, off: Tensor | None = None) -> Tensor:
+        """The cover; `note` learns where, for p = 1, it is a ball. With `off` (..., k) it contains the cover of all
+        other tangents that move no coordinate by more than that besides, all symbols together."""
         assert self._gram is not None
         assert self._lengths is not None
         gram, terms = symmetrised(self._gram), self._count + self._gram.shape[-1]
@@ -72,8 +78,15 @@ class SymbolSums:
         elif self.p == 1:
             # The l_1 ball lies in the l_2 ball, and in the hull of the T_j: the smaller of the Gram and a round ball.
             ball = torch.diag_embed(self._lengths.square()[..., None].expand(gram.shape[:-1]))
-            gram = torch.where((trace(ball) < trace(gram))[..., None, None], ball, gram)
-        return rounded_out(gram, terms).to(self.dtype)
+            smaller = trace(ball) < trace(gram)
+            note(smaller)
+            gram = torch.where(smaller[..., None, None], ball, gram)
+        size = trace(gram).sqrt()  # at least sum_j |T_j| for p = inf, their root mean square or the largest otherwise
+        out = rounded_out(gram, terms).to(self.dtype)
+        if off is None:
+            return out
+        lost = off.sum(-1)  # at least the same of what is off
+        return widened(out, up(4 * lost * (size + lost), 4))
 
     def square(self) -> Tensor:
         assert self._lengths is not None

@@ -64,7 +64,7 @@ def load(source: str | Path | PreTrainedModel) -> Model:
     model = build(architecture, config, held(tensors, config), name=str(source))
     net = from_folder(folder, architecture, config)
     _require_same_weights(model, build(architecture, config, _tensors(net), name=model.name), folder)
-    return _judged(replace(model, stored=_types(tensors)), net)
+    return _judged(replace(model, stored=_types(tensors)), net, folder.resolve())
 
 
 def _load_object(source: PreTrainedModel) -> Model:
@@ -80,10 +80,10 @@ def _load_object(source: PreTrainedModel) -> Model:
     return _judged(replace(model, stored=_types(tensors)), source)
 
 
-def _judged(model: Model, net: PreTrainedModel) -> Model:
+def _judged(model: Model, net: PreTrainedModel, folder: Path | None = None) -> Model:
     """The model with its judge, who has been asked, and with the types in which transformers holds its weights."""
     require_plain(net)
-    judge = HuggingFaceModel(net)
+    judge = HuggingFaceModel(net, folder)
     with torch.no_grad():
         require_agreement(moved(model, model.device, torch.float64), judge)
     return replace(model, source=judge, weights=_types(_tensors(net)))

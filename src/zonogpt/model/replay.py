@@ -24,8 +24,9 @@ class HuggingFaceModel:
     It is made in float64 at once: what happens to the user's object afterwards does not matter.
     """
 
-    def __init__(self, net: PreTrainedModel) -> None:
+    def __init__(self, net: PreTrainedModel, folder: Path | None = None) -> None:
         self._built: dict[torch.dtype, Any] = {torch.float64: _copied(net, torch.float64).eval()}
+        self.folder = folder  # that it was loaded from; None for an object
         self.agreed: set[str] = set()  # comparisons with the IR that came out equal: radii share their centre
 
     def on_image(self, image: Tensor, dtype: torch.dtype) -> Tensor:  # (height, width) -> (outputs,)
@@ -47,6 +48,13 @@ class HuggingFaceModel:
             tokens[list(positions)] = raw.to("cpu", dtype)
             logits = net(inputs_embeds=tokens[None], use_cache=False, return_dict=True).logits[0]
         return (logits[-1] if logits.dim() == 2 else logits).double()
+
+    def on_disk(self, scratch: Path) -> Path:
+        """A directory that holds this model: the one it was loaded from, or `scratch`, where it is saved."""
+        if self.folder is None:
+            with quiet_transformers():
+                self._in(torch.float64).save_pretrained(scratch)
+        return self.folder or scratch
 
     def _in(self, dtype: torch.dtype) -> PreTrainedModel:
         if dtype not in self._built:

@@ -9,12 +9,13 @@ B is linearised at the (moved) centre of LayerNorm's output, with softmax's best
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from zonogpt.arithmetic import Arithmetic
+from zonogpt.domains.choices import Choices, Note, unnoted
 from zonogpt.domains.chunks import chunks
 from zonogpt.domains.ellipsoidal import (
     EllipsoidalZonotope,
@@ -27,9 +28,10 @@ from zonogpt.domains.ellipsoidal import (
     symmetric_product,
     trace,
     weights,
+    widened,
 )
 from zonogpt.domains.finite import require_finite
-from zonogpt.domains.rounding import gammas, length, up
+from zonogpt.domains.rounding import gamma, gammas, length, room, up
 from zonogpt.model.ir import AttentionBlock
 from zonogpt.transforms.attention_rounding import (
     AttentionRounding,
@@ -77,6 +79,7 @@ class AttentionStep:
     t: ImageWeights
     executed: Tensor  # (B, n, d): what an execution of LayerNorm may be off by; 0 for real arithmetic
     rounding: Tensor  # (B, I, d): as in MlpStep
+    choices: Choices = field(default_factory=Choices)
 
     kind = "attention"
 
@@ -141,7 +144,8 @@ def attention_step(
     """
     norm = layernorm_step(block.norm, z, limit)
     point = attention_point(block, still.n, norm.centre, n_queries, padding)
-    pr = project(point, minkowski(norm.jacobian_gram(z.Q), norm.error_gram))
+    choices = Choices()
+    pr = project(point, minkowski(norm.jacobian_gram(z.Q), norm.error_gram, note=choices.at("t_merged")))
     rounding = attention_rounding(point, still, norm.centre, norm.reach, z.G.dtype, z.m)
 
     def moved(part: slice) -> Tangents:
@@ -154,10 +158,14 @@ def attention_step(
         t = moved(part)
         sums.add(t)
         kept.append(t if keep else None)
-    errors = error_scores(point, pr)
-    score_gram = row_minkowski(point.P, sums.W.cover, errors.gram)
+    spare = spare_room(point, norm, rounding) if room() else Spare()
+    errors = error_scores(point, pr, choices)
+    by_symbols = sums.W.noted_cover(choices.at("scores_round"), spare.score_tangents)
+    score_gram = row_minkowski(point.P, by_symbols, errors.gram, note=choices.at("t_scores"))
     values = point.values()
     linear = up(sums.W.radius + errors.radius)
+    if spare.score_tangents is not None:
+        linear = linear + spare.score_tangents
     change = changes(point, sums, pr, rounding)
     R_U = up(change.score_products(point) + rounding.scores)
     s = softmax_step(
@@ -171,14 +179,16 @@ def attention_step(
     require_finite("attention softmax", s.slope, s.error, s.total)
     score_values = s.slope[..., None] * values
     score_values = score_values - point.P[..., None, :] @ score_values
+    bent = None if spare.values is None else spare_score_values(point, s, values, spare.values)
 
     G = z.G[:, -n_queries:].clone()
     for part, images in zip(parts, kept, strict=True):
         G[:, :, part] += branch_images(point, images or moved(part), score_values)
     del kept, images
-    value_gram = minkowski(sums.V.cover, pr.VV_heads)
-    product = value_products(point, s, score_gram, value_gram)
-    local = minkowski(softmax_cover(s, point.log_P, values), product)
+    by_symbols = sums.V.noted_cover(choices.at("values_round"), spare.value_tangents)
+    value_gram = minkowski(by_symbols, pr.VV_heads, note=choices.at("t_values"))
+    product = value_products(point, s, score_gram, value_gram, choices.at("t_products"))
+    local = minkowski(softmax_cover(s, point.log_P, values, choices, spare.values), product, note=choices.at("t_fresh"))
     shifted = point.O + (s.shift[..., None, :] @ values).squeeze(-2)  # (B, H, I, e)
     before, deviation = z.c[:, -n_queries:], z.radius[:, -n_queries:]
     off = {
@@ -190,7 +200,7 @@ def attention_step(
         executed = norm.execution_error()
         error = execution_error(point, rounding, s, norm, still, executed, up(before.abs() + deviation))
         off = {dtype: x + error for dtype, x in off.items()}
-    Q, image_weights = error_images(point, norm, z, pr, errors.key, score_values, local, off[z.G.dtype], limit)
+    Q, image_weights = error_images(point, norm, z, pr, errors.key, score_values, local, off[z.G.dtype], limit, bent)
     c = before + block.join_heads(shifted) @ block.w_o + block.b_o
     out = EllipsoidalZonotope(c=c, G=G, Q=Q, p=z.p)
     require_finite("attention output", out.c, out.G, out.Q)
@@ -206,8 +216,42 @@ def attention_step(
         t=image_weights,
         executed=executed,
         rounding=off[z.c.dtype],
+        choices=choices,
     )
     return out, step
+
+
+@dataclass(frozen=True)
+class Spare:
+    """How far numbers at the centre, and all symbols' tangents together, may be from those of another program: what is
+    nothing but rounding is another number there. None: no other program will compare."""
+
+    values: Tensor | None = None  # (B, H, I, S): the length of V_j - O_i
+    score_tangents: Tensor | None = None  # (B, H, I, S)
+    value_tangents: Tensor | None = None  # (B, H, n, e)
+
+
+def spare_room(point: AttentionPoint, norm: LayerNormStep, r: AttentionRounding) -> Spare:
+    (S, e), P, wide = point.K.shape[-2:], point.P, point.P.dtype
+    d = point.block.w_o.shape[0]
+    lost = norm.rounding @ point.block.projections[2].abs()  # what LayerNorm's output at the centre may be off by
+    V = r.V + point.block.split_heads(lost)
+    size = gamma(S + 4, wide) * point.V.abs() + V
+    # O = P V: with P off by twice what the scores are off by, relatively.
+    moved = (P * r.scores) @ point.V.abs()
+    centre = P @ size + 2 * moved + point.doubt[..., None] * (P @ point.V.abs())
+    mean = (P * r.U_moving).sum(-1, keepdim=True)
+    return Spare(
+        values=up(length(size)[..., None, :] + length(centre)[..., None], S),
+        score_tangents=up(gamma(d + e + 2 * S + 16, wide) * (r.U_moving + mean), S).masked_fill(point.hidden, 0.0),
+        value_tangents=r.of_tangents(r.V_moving, wide),
+    )
+
+
+def spare_score_values(point: AttentionPoint, s: SoftmaxStep, values: Tensor, off: Tensor) -> Tensor:
+    """(B, H, I, S): how far another program's slope_j v'_j, centred, may be, in length; `off` is that of its v'_j."""
+    bent = s.slope.abs() * (off + gamma(point.P.shape[-1] + 16, off.dtype) * length(values))
+    return up(bent + (point.P * bent).sum(-1, keepdim=True), point.P.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -292,25 +336,38 @@ def execution_error(
     return attention_error(point.block, up(point.Q.abs() + r.Q_moving), K, V, P, n, off, skip)
 
 
-def softmax_cover(s: SoftmaxStep, log_P: Tensor, values: Tensor) -> Tensor:
+def softmax_cover(
+    s: SoftmaxStep, log_P: Tensor, values: Tensor, choices: Choices | None = None, off: Tensor | None = None
+) -> Tensor:
     """(B, H, I, e, e): contains sum_j (xi common_j + xi_j (error_j + scores_j)) v'_j; values (B, H, I, S, e).
 
     Without a slope that sum is sum_j p_j v'_j for a distribution p with p_j <= P_j + total_j, and
-    (sum_j p_j l_j)^2 <= sum_j p_j l_j^2: probabilities add up to 1, however many keys may rise.
+    (sum_j p_j l_j)^2 <= sum_j p_j l_j^2: probabilities add up to 1, however many keys may rise. `off` (B, H, I, S), if
+    given, is how far another program's values may be.
     """
+    choices = Choices() if choices is None else choices
     common = s.common[..., None, :] @ values  # one more direction, with coefficient xi
-    hidden = masked(log_P)
+    hidden, P = masked(log_P), log_P.exp()
     size = up(s.error + s.scores).masked_fill(hidden, 0.0)
     size = torch.cat([size, torch.ones_like(size[..., :1])], dim=-1)
-    box = box_cover(torch.cat([values, common], dim=-2), size)
-    scaled = up(log_P.exp() + s.total).masked_fill(hidden, 0.0).sqrt()[..., None] * values
+    share = up(P + s.total).masked_fill(hidden, 0.0)
+    scaled = share.sqrt()[..., None] * values
     hull = rounded_out(symmetric_product(scaled.mT, scaled), terms=(~hidden).sum(-1))
+    if off is not None:
+        far = length(values)
+        hull = widened(hull, up((share * (2 * far + off) * off).sum(-1), P.shape[-1]))
+        of_common = (s.common.abs() * (off + gamma(P.shape[-1] + 8, P.dtype) * far)).sum(-1, keepdim=True)
+        off = torch.cat([off, of_common], dim=-1)
+    box = box_cover(torch.cat([values, common], dim=-2), size, choices.at("t_softmax"), off)
     smaller = ~s.sloped & (trace(hull) < trace(box))
+    choices.at("hull")(smaller)
     return torch.where(smaller[..., None, None], hull, box)
 
 
-def value_products(point: AttentionPoint, s: SoftmaxStep, score_gram: Tensor, value_gram: Tensor) -> Tensor:
-    """(B, H, I, e, e): contains sum_j dP_ij dV_j for dV_j in value_gram_j, moving keys only.
+def value_products(
+    point: AttentionPoint, s: SoftmaxStep, score_gram: Tensor, value_gram: Tensor, note: Note = unnoted
+) -> Tensor:
+    """(B, H, I, e, e): contains sum_j dP_ij dV_j for dV_j in value_gram_j, over the moving keys j that query i sees.
 
     sum_j p_j v_j is in (sum_j p_j^2 / t_j) sum_j t_j Gram_j for any t > 0. The first factor is bounded key by key, or
     for all keys together: the part of dP that is linear in the symbols by its Gram, the rest key by key.
@@ -320,6 +377,7 @@ def value_products(point: AttentionPoint, s: SoftmaxStep, score_gram: Tensor, va
     hidden = point.hidden[..., moving]
     size = trace(value_gram).sqrt()[:, :, None].expand(total.shape).masked_fill(hidden, 0.0)
     t = weights(total, -1) / weights(size, -1)
+    note(t)
     root = P / t.sqrt()
     linear = lambda_max(root[..., :, None] * score_gram[..., moving, moving] * root[..., None, :]).sqrt()
     together = (linear + (residual.square() / t).sum(-1).sqrt()).square()

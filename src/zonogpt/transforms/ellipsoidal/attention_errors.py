@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zonogpt.domains.choices import Choices, Note, unnoted
 from zonogpt.domains.chunks import chunks
 from zonogpt.domains.ellipsoidal import (
     EllipsoidalZonotope,
@@ -84,9 +85,10 @@ class ErrorScores:
     key: Tensor  # (B, H, I, n): the extent of Q_i . K_dot_s / sqrt(e) for every source s
 
 
-def error_scores(point: AttentionPoint, pr: Projections) -> ErrorScores:
+def error_scores(point: AttentionPoint, pr: Projections, choices: Choices | None = None) -> ErrorScores:
     """A source s != i moves only its own key: score s by u, the others by -P_is u. Query i's own token moves all."""
     P, first, scale = point.P, point.first, point.block.scale
+    choices = Choices() if choices is None else choices
     own, hidden = point.own, point.hidden
     moved_key = torch.zeros_like(P)  # square of the extent of Q_i . K_dot_s / sqrt(e)
     moved_key[..., first:] = support(pr.KK_heads, point.Q[:, :, None]).mT.square() * scale**2
@@ -97,6 +99,7 @@ def error_scores(point: AttentionPoint, pr: Projections) -> ErrorScores:
     n_keys, keys, dtype = point.n_keys[..., None], P.shape[-1], P.dtype
     others = (1 - 2 * P) * u + mean + gammas(n_keys + 8, dtype, P) * (u + mean)  # (1 - P_j) u_j + sum_{k != j} P_k u_k
     t = weights((P * cross).sqrt(), -1)
+    choices.at("t_keys")(t)
     r = cross / t
     spread = (P.square() * r).sum(-1)[..., None, None] - (P * r)[..., :, None] - (P * r)[..., None, :]
     # Entry (a, b) adds up sum P^2 r, P_a r_a and P_b r_b: rows of what they round are at most so large.
@@ -121,14 +124,16 @@ def error_scores(point: AttentionPoint, pr: Projections) -> ErrorScores:
     slack = gamma(4 * (pr.merged.shape[-1] + a.shape[-1] + 4), dtype) * (of_query + of_key)
     own_gram = widened(own_gram, slack.sum(-1))
     radius = others + own_gram.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
-    gram = row_minkowski(P, own_gram, cross_gram).masked_fill(hidden[..., None, :] | hidden[..., :, None], 0.0)
+    gram = row_minkowski(P, own_gram, cross_gram, note=choices.at("t_errors"))
+    gram = gram.masked_fill(hidden[..., None, :] | hidden[..., :, None], 0.0)
     return ErrorScores(radius.masked_fill(hidden, 0.0), gram, moved_key[..., first:].sqrt())
 
 
-def row_minkowski(P: Tensor, *grams: Tensor) -> Tensor:
+def row_minkowski(P: Tensor, *grams: Tensor, note: Note = unnoted) -> Tensor:
     """minkowski for Grams (..., S, S) over the keys of a row, traces weighted by P (..., S)."""
     sizes = torch.stack([(Q.diagonal(dim1=-2, dim2=-1).clamp(min=0) * P).sum(-1).sqrt() for Q in grams])
     t = weights(sizes, dim=0)
+    note(t)
     parts = [(t.sum(0) / ti)[..., None, None] * Q for ti, Q in zip(t, grams, strict=True)]
     out = torch.stack(parts).sum(0)
     return widened(out, up(gamma(8, out.dtype) * trace(out)))
@@ -153,12 +158,14 @@ def error_images(
     local: Tensor,
     rounding: Tensor,
     limit: int,
+    off: Tensor | None = None,
 ) -> tuple[Tensor, ImageWeights]:
     """(B, I, d, d): the Minkowski sum, per query, of the images of all old errors, of the new errors `local`, and of
     the box `rounding` (B, I, d); and its weights.
 
     `key` as in ErrorScores, `score_values` as in branch_images, `local` (B, H, I, e, e) in head space. The
-    images of other tokens need no d x d map per pair of tokens: see `_crossed`.
+    images of other tokens need no d x d map per pair of tokens: see `_crossed`. `off` (B, H, I, S), if given, is how
+    far another program's score_values may be, in length.
     """
     I, H = point.n_queries, point.block.n_heads  # noqa: E741
     w_o = point.block.w_o.unflatten(0, (H, -1))
@@ -172,7 +179,7 @@ def error_images(
     total = t_own.sum(0) + t_local.sum(1)
     crossed = []
     for part in chunks(I, _query_bytes(point), limit):
-        inner, t_crossed = _crossed(point, pr, key, score_values, metric, part)
+        inner, t_crossed = _crossed(point, pr, key, score_values, metric, part, off)
         blocks = local[:, :, part] / t_local[:, :, part, None, None]
         head_blocks(inner, H).add_(blocks)
         out[:, part] += sandwich(inner, point.block.w_o)
@@ -194,7 +201,13 @@ def _query_bytes(point: AttentionPoint) -> int:
 
 
 def _crossed(
-    point: AttentionPoint, pr: Projections, key: Tensor, score_values: Tensor, metric: Tensor, queries: slice
+    point: AttentionPoint,
+    pr: Projections,
+    key: Tensor,
+    score_values: Tensor,
+    metric: Tensor,
+    queries: slice,
+    off: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """sum_{s != i} Gram_is / t_is (B, i, d, d) in head space, and t_is (B, i, n), for a slice of queries.
 
@@ -207,7 +220,9 @@ def _crossed(
     b = score_values[:, :, queries, first:] * (P * point.block.scale)[..., None]  # (B, H, i, n, e)
     other = others(point)[:, queries]  # (B, i, n)
     # Any weights are sound; these are the images' sizes up to the triangle inequality and W_o's correlations.
-    by_score = torch.linalg.vector_norm(b, dim=-1) * key[:, :, queries] / point.block.scale
+    length_b = torch.linalg.vector_norm(b, dim=-1)
+    off_b = 0 if off is None else off[:, :, queries, first:] * (P * point.block.scale)
+    by_score = (length_b + off_b) * key[:, :, queries] / point.block.scale
     size = P * trace(pr.VV_heads).sqrt()[:, :, None] + by_score
     t = weights((metric[:, None, None] * size.square()).sum(1).sqrt() * other, -1)
     inverse = other / t
@@ -228,9 +243,13 @@ def _crossed(
     inner = symmetrised(inner + bent + bent.mT)
     # The summands may cancel, key by query and in the sum; what they round does not.
     of_value, of_key = _sizes(point, pr)
-    summands = P * of_value[:, :, None] + torch.linalg.vector_norm(b, dim=-1) * of_key[:, :, queries]
+    summands = P * of_value[:, :, None] + length_b * of_key[:, :, queries]
     parts = (summands.square().sum(1) * inverse).sum(-1)
-    return widened(inner, gammas(4 * e * H + 2 * e + 2 * other.sum(-1) + 32, b.dtype, parts) * parts), t
+    inner = widened(inner, gammas(4 * e * H + 2 * e + 2 * other.sum(-1) + 32, b.dtype, parts) * parts)
+    if off is not None:
+        lost = off_b * of_key[:, :, queries]
+        inner = widened(inner, up((((2 * summands + lost) * lost).sum(1) * inverse).sum(-1), 2 * P.shape[-1]))
+    return inner, t
 
 
 def _sizes(point: AttentionPoint, pr: Projections) -> tuple[Tensor, Tensor]:

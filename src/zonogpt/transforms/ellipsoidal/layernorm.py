@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zonogpt.domains.choices import Choices, Note, unnoted
 from zonogpt.domains.chunks import chunks, stream_limit
 from zonogpt.domains.ellipsoidal import (
     EllipsoidalZonotope,
@@ -38,7 +39,7 @@ from zonogpt.domains.ellipsoidal import (
     widened,
 )
 from zonogpt.domains.finite import require_finite
-from zonogpt.domains.rounding import gamma, length, up
+from zonogpt.domains.rounding import gamma, least, length, room, up
 from zonogpt.domains.symbols import SymbolSums
 from zonogpt.model.ir import LayerNorm
 from zonogpt.transforms.execution import norm_error
@@ -72,6 +73,7 @@ class LayerNormStep:
     size: Tensor  # (B, n): at least the length of e / gamma, and of every term that it is the sum of
     reach: Tensor  # (B, n, d): |LN(x) - centre| <= reach
     error_gram: Tensor  # (B, n, d, d)
+    choices: Choices = dataclasses.field(default_factory=Choices)
 
     def jacobian(self, v: Tensor) -> Tensor:
         """J v for tangents (B, n, k, d)."""
@@ -137,6 +139,7 @@ class LayerNormStep:
         """
         raw, error, linear, range_ = self._enclosures(functionals, limit)
         flat = ~self.sloped[..., None] | ~(error + linear < range_)  # (B, n, K)
+        self.choices.more("flat", flat)
         before = self._normalised(raw).masked_fill(flat[..., None], 0.0)
         return before.transpose(1, 2), _sum_up(torch.where(flat, range_, error))
 
@@ -223,11 +226,14 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope, limit: int) -> Layer
         T = z.G[:, :, part] - z.G[:, :, part].mean(-1, keepdim=True)
         along.add(T @ z0[..., None].to(T.dtype))
         spread.add(T)
-    Q = centred_gram(z.Q)
+    Q, choices = centred_gram(z.Q), Choices()
     # D is the centred deviation and what z0 misses; everything below is about |z0 . D| and |D|, symbols and ellipsoid.
     lost = gamma(d + 4, z.G.dtype) * length(z.symbol_radius)  # what centring the tangents, or z0 times them, rounds
     z0_dot = up(along.radius[..., 0] + support(Q, z0[..., None, :])[..., 0] + at.size * (at.missed + 4 * lost))
-    Q_D = minkowski(spread.cover, Q, box=((at.missed + 2 * lost) / math.sqrt(d))[..., None].expand(z0.shape))
+    off = gamma(d + 4, z.G.dtype) * (z.symbol_radius + z.symbol_radius.mean(-1, keepdim=True)) if room() else None
+    symbols = spread.noted_cover(choices.at("symbols_round"), off)
+    missed = ((at.missed + 2 * lost) / math.sqrt(d))[..., None].expand(z0.shape)
+    Q_D = minkowski(symbols, Q, box=missed, note=choices.at("t_deviation"))
     r = up(lambda_max(Q_D, squarings=2).sqrt())  # |D| <= r
     require_finite("LayerNorm input", z0, z0_dot, r)
 
@@ -258,7 +264,8 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope, limit: int) -> Layer
     rounding, in_tangents = (
         up(slack + gamma(2 * d + 24, dtype) * image + z.m * d * torch.finfo(dtype).tiny) for dtype in (wide, z.G.dtype)
     )
-    error_gram = _error_gram(norm.gamma, Q_D, z0, half, factor, ball, sloped, (t_line, t_copy), in_tangents)
+    note = choices.at("t_error")
+    error_gram = _error_gram(norm.gamma, Q_D, z0, half, factor, ball, sloped, (t_line, t_copy), in_tangents, note)
     return LayerNormStep(
         norm=norm,
         z=z,
@@ -278,6 +285,7 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope, limit: int) -> Layer
         size=up(at.size * largest + far * (largest + delta + k * at.size * far) + length(bend)),
         reach=up(image + coordinate_radius(error_gram)),
         error_gram=error_gram,
+        choices=choices,
     )
 
 
@@ -291,6 +299,7 @@ def _error_gram(
     sloped: Tensor,
     sizes: tuple[Tensor, Tensor],
     box: Tensor,
+    note: Note = unnoted,
 ) -> Tensor:
     """The Minkowski sum of the line z0 half and factor times D's ellipsoid, or of the range's ball, times `scale`; and
     of `box` behind that. Q_D is lost."""
@@ -298,7 +307,8 @@ def _error_gram(
     t_line, t_copy = sizes
     boxed = up(box.sum(-1), d)
     t_first, t_copy = torch.where(sloped, t_line, ball * math.sqrt(d)), torch.where(sloped, t_copy, none)
-    t = weights(torch.stack([t_first, t_copy, boxed / (scale.square().mean().sqrt() + torch.finfo(box.dtype).tiny)]), 0)
+    t = weights(torch.stack([t_first, t_copy, boxed / (scale.square().mean().sqrt() + least(box.dtype))]), 0)
+    note(t)
     factors = t.sum(0) / t
     line = torch.where(sloped[..., None], z0 * (half * factors[0].sqrt())[..., None], 0.0)
     copy = torch.where(sloped, factors[1] * factor.square(), none)

@@ -7,22 +7,21 @@ GELU's half-widths are a true box over the hidden units; it is covered only behi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from zonogpt.arithmetic import Arithmetic
+from zonogpt.domains.choices import Choices
 from zonogpt.domains.chunks import chunks, stream_limit
 from zonogpt.domains.ellipsoidal import (
     EllipsoidalZonotope,
     box_cover,
     handed_on,
     minkowski,
-    minkowski_weights,
     sandwich,
     support,
-    weighted_sum,
 )
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.rounding import gamma, up
@@ -43,8 +42,8 @@ class MlpStep:
     slope: Tensor  # (B, n, f)
     mid: Tensor  # (B, n, f)
     half: Tensor  # (B, n, f)
-    t: Tensor  # (4, B, n): the weights of the output's Minkowski sum: old error, LayerNorm's, GELU's, rounding
     rounding: Tensor  # (B, n, d): |w| . rounding bounds what the step rounds off a functional w of its output
+    choices: Choices = field(default_factory=Choices)
 
     kind = "mlp"
 
@@ -70,7 +69,8 @@ def mlp_step(
     d, f = block.w_1.shape
     wide, narrow = z.c.dtype, z.G.dtype
     norm = layernorm_step(block.norm, z, limit)
-    merged = minkowski(norm.jacobian_gram(z.Q), norm.error_gram)
+    choices = Choices()
+    merged = minkowski(norm.jacobian_gram(z.Q), norm.error_gram, note=choices.at("t_merged"))
     centre = norm.centre @ block.w_1 + block.b_1  # (B, n, f)
     # Sizes of what the centre is the sum of, and of what moves: their rounding is relative to these.
     at_centre, moving = (torch.cat([norm.centre.abs(), norm.reach], dim=1) @ block.w_1.abs()).chunk(2, dim=1)
@@ -105,10 +105,10 @@ def mlp_step(
     if narrow != wide:
         product = (z.symbol_radius[..., None, :] @ narrowed.abs().to(wide)).squeeze(-2)
         in_tangents = up(rounding + gamma(d + 4, narrow) * product + underflow, d)
-    parts = sandwich(z.Q, whole), sandwich(norm.error_gram, chain), box_cover(block.w_2, half)
-    t = minkowski_weights(*parts, box=in_tangents)
-    Q = handed_on(weighted_sum(t, *parts, box=in_tangents))
+    fresh = box_cover(block.w_2, half, choices.at("t_box"))
+    parts = sandwich(z.Q, whole), sandwich(norm.error_gram, chain), fresh
+    Q = handed_on(minkowski(*parts, box=in_tangents, note=choices.at("t")))
     c = z.c + value @ block.w_2 + block.b_2
     out = EllipsoidalZonotope(c, G, Q, z.p)
     require_finite("MLP output", out.c, out.G, out.Q)
-    return out, MlpStep(block, norm.for_the_tape(), radius, slope, mid, half, t, rounding)
+    return out, MlpStep(block, norm.for_the_tape(), radius, slope, mid, half, rounding, choices)
