@@ -242,7 +242,7 @@ def test_two_runs_at_once_are_refused(tmp_path):
 def test_csv():
     table = zonogpt.certify(MODEL, Memory(2, labelled=False), (1e-3, 1e-2), search=False).table
     header, *lines = as_csv(table).splitlines()
-    assert header == "radius,examples,clean,certified,attacked,unknown,seconds"
+    assert header == "radius,examples,clean,certified,attacked,unknown,seconds,guarantee,arithmetic"
     assert lines[0].startswith("0.001,2,,2,,0,")
 
 
@@ -257,7 +257,8 @@ def test_the_command(mnist, tmp_path):
     assert run.returncode == 0, run.stderr
     assert run.stderr == ""  # no bar in a pipe
     first, *rest = run.stdout.splitlines()
-    assert first == "certified 0 of 3 at radius 0.3 (clean 3, attacked 0)"  # planted: nothing survives 0.3
+    # planted: nothing survives 0.3
+    assert first == "certified 0 of 3 at radius 0.3 (clean 3, attacked 0; rounding bounded, real arithmetic)"
     assert any("0.001" in line and "certified" not in line for line in rest)
     assert {file.name for file in (tmp_path / "run").iterdir()} == OUTPUTS
     with Image.open(tmp_path / "run" / "certified.png") as picture:

@@ -43,7 +43,7 @@ def test_verified(folder):
     run = zono("verify", DIGITS, "--image", folder / "digit.npy", "--radius", "1e-4")
     assert run.returncode == 0, run.stderr
     lines = run.stdout.splitlines()
-    assert lines[0] == "verified"
+    assert lines[0] == "verified (rounding bounded, real arithmetic)"
     assert "label 0" in run.stdout
     assert run.stderr == ""  # no bar in a pipe
 
@@ -52,7 +52,7 @@ def test_picture_and_array_agree_and_json_is_whole(folder):
     for suffix in ("npy", "png"):
         run = zono("verify", DIGITS, "--image", folder / f"digit.{suffix}", "--radius", "1e-4", "--quiet",
                    "--method", "A-literal", "--json", folder / f"{suffix}.json", "--dtype", "float32")  # fmt: skip
-        assert (run.returncode, run.stdout) == (0, "verified\n"), run.stderr
+        assert (run.returncode, run.stdout) == (0, "verified (rounding bounded, real arithmetic)\n"), run.stderr
     a, b = (zonogpt.Result.from_json((folder / f"{s}.json").read_text()) for s in ("npy", "png"))
     torch.testing.assert_close(a.margins, b.margins)
     assert a.method == "A-literal"
@@ -74,7 +74,7 @@ def test_unknown_falsified_and_timeout(folder):
 def test_token_ids(folder):
     run = zono("verify", folder / "text", "--ids", "3,5,1", "--positions", "1,2", "--radius", "1e-7")
     assert run.returncode == 0, run.stderr
-    assert run.stdout.startswith("verified\n")
+    assert run.stdout.startswith("verified (")
 
 
 def test_text_with_a_tokenizer(tmp_path):
@@ -273,11 +273,11 @@ def on_a_terminal(command, cwd):
 
 
 def test_progress_bar_on_a_terminal(folder):
-    """The bar names blocks; the verdict is still the first line of standard output."""
+    """The bar names blocks; the verdict is still first on standard output."""
     command = [PROGRAM, "verify", DIGITS, "--image", "digit.npy", "--radius", "1e-4"]
     code, out, shown = on_a_terminal(command, folder)
     assert code == 0
-    assert out.splitlines()[0] == "verified"
+    assert out.splitlines()[0] == "verified (rounding bounded, real arithmetic)"
     assert "block" in shown
 
 

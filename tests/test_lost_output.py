@@ -62,7 +62,7 @@ TEXT = ("verify", "text", "--ids", "3,5,1,12", "--positions", "1", "--radius")
 )
 def test_verify_on_a_full_disk(folder, option, name, args, code, verdict):
     run = zono(*args, option, name, cwd=folder, largest_file=100)
-    assert run.stdout.splitlines()[0] == verdict
+    assert run.stdout.split()[0] == verdict
     assert name not in run.stdout
     assert run.returncode == code
     assert f"cannot write {name}" in one_line(run.stderr)

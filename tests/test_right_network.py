@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from transformers import GPT2ForSequenceClassification
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.gpt2 import modeling_gpt2
@@ -77,6 +78,18 @@ def shared_block(net):
     net.transformer.h[1] = net.transformer.h[0]
 
 
+def reordered(blocks):
+    blocks._modules = dict(reversed(blocks._modules.items()))
+
+
+class Odd(dict):
+    pass
+
+
+def other_dictionary(net):
+    vars(net.score)["_parameters"] = Odd(net.score._parameters)
+
+
 TAMPERED = {
     "forward hook": (lambda net: net.transformer.h[0].mlp.register_forward_hook(double), "h.0.mlp .*forward hooks"),
     "forward pre-hook": (lambda net: net.score.register_forward_pre_hook(lambda m, a: (2 * a[0],)), "score.*hooks"),
@@ -99,6 +112,8 @@ TAMPERED = {
     "shared block": (shared_block, "lacks the module transformer.h.1"),
     "flash attention": (flash_attention, "attn_impl.*sdpa"),
     "meta weights": (lambda net: net.to("meta"), "meta device"),
+    "order of blocks": (lambda net: reordered(net.transformer.h), "modules"),
+    "dictionary of parameters": (other_dictionary, "parameters"),
 }  # fmt: skip
 
 
@@ -151,6 +166,65 @@ def test_transformers_judges_at_load(monkeypatch, make):
         monkeypatch.setattr(HuggingFaceModel, name, lambda self, *a, f=answer: f(self, *a) * (1 + 1e-8))
     with pytest.raises(ModelError, match="transformers and zonogpt disagree"):
         zonogpt.load(make())
+
+
+def negated(function):
+    return lambda *args, **kwargs: -function(*args, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "gelu", "linear"])
+def test_functions_that_every_network_is_made_of_are_torchs_own(monkeypatch, name):
+    """The IR may use the same one: then it agrees with the judge, and the bounds are about neither."""
+    monkeypatch.setattr(nn.functional, name, negated(getattr(nn.functional, name)))
+    with pytest.raises(ModelError, match=f"{name} has been replaced"):
+        zonogpt.load(classifier())
+
+
+def test_the_machinery_of_modules_is_torchs_own(monkeypatch):
+    net = classifier()
+    with monkeypatch.context() as patch:
+        patch.setattr(nn.Module, "_call_impl", lambda self, *args, **kwargs: self.forward(*args, **kwargs))
+        with pytest.raises(ModelError, match="_call_impl has been replaced"):
+            zonogpt.load(net)
+    with monkeypatch.context() as patch:
+        patch.setattr(modeling_gpt2.GPT2MLP, "forward", nn.Identity.forward)
+        with pytest.raises(ModelError, match=r"GPT2MLP\.forward has been replaced by Identity\.forward"):
+            zonogpt.load(net)
+
+    class Scaled(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            return 1.5 * out if function is nn.functional.layer_norm else out
+
+    with Scaled(), pytest.raises(ModelError, match="function mode"):
+        zonogpt.load(net)
+    with torch.device("meta"), pytest.raises(ModelError, match="meta"):
+        zonogpt.load(net)
+    with torch.device("cpu"):
+        zonogpt.load(net)
+
+
+def test_what_using_and_training_a_model_leaves_behind_is_allowed():
+    net = classifier()
+    net(torch.tensor([IDS]), output_hidden_states=True)
+    zonogpt.load(net)
+    net.set_attn_implementation("eager")
+    zonogpt.load(net)
+    net(torch.tensor([IDS]), output_attentions=True)
+    net.set_attn_implementation("sdpa")
+    net.gradient_checkpointing_enable()
+    net.train()
+    net(torch.tensor([IDS]), labels=torch.tensor([1])).loss.backward()
+    assert zonogpt.load(net).problem == "single_label_classification"
+    net.gradient_checkpointing_disable()
+    torch.compile(net)
+    zonogpt.load(net.eval())
+
+
+def test_a_model_that_transformers_cannot_run_is_no_raw_error():
+    net = classifier(return_dict=False)
+    with pytest.raises(ModelError, match="cannot run this model"):
+        zonogpt.load(net)
 
 
 @pytest.mark.parametrize("make", [classifier, image_model])
@@ -265,6 +339,53 @@ def test_weights_are_those_that_transformers_holds(folder, dtype):
     assert held.dtype == getattr(torch, dtype)
     assert not torch.equal(held.float(), stored)
     assert torch.equal(model.head.weight.T, held.float())
+
+
+@pytest.mark.parametrize("where", ["first tensor", "index"])
+def test_the_type_that_transformers_chooses_by_itself(folder, where):
+    """Without a type in the config: that of the index, or of the first tensor, in which all others are then rounded."""
+    model, certificate = zonogpt.load(folder), folder.parent / "certificate"
+    zonogpt.write_certificate(model, zonogpt.embedding_ball(model, IDS, [1], 1e-6), certificate)
+    edit(folder, dtype=None)
+    assert check(certificate, folder).returncode == 0
+    tensors = load_file(folder / "model.safetensors")
+    if where == "index":
+        (folder / "model.safetensors").rename(folder / "all.safetensors")
+        index = {"metadata": {"dtype": "float16"}, "weight_map": dict.fromkeys(tensors, "all.safetensors")}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    else:
+        tensors["score.weight"] = tensors["score.weight"].half()
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    done = check(certificate, folder)
+    assert done.returncode == 2, done.stdout
+    assert "in which type they are held" in done.stderr
+    with pytest.raises(ModelError, match="other weights"):
+        zonogpt.load(folder)
+
+
+@pytest.mark.parametrize("make", [classifier, language_model, image_model])
+def test_half_precision_checkpoints_have_certificates(tmp_path, make):
+    for dtype in (torch.bfloat16, torch.float16):
+        folder, certificate = tmp_path / str(dtype), tmp_path / f"{dtype}.cert"
+        make().to(dtype).save_pretrained(folder)
+        model = zonogpt.load(folder)
+        if make is image_model:
+            spec = zonogpt.image_ball(model, torch.full((6, 4), 0.5), 1e-7)
+        else:
+            spec = zonogpt.embedding_ball(model, IDS, [1], 1e-7)
+        zonogpt.write_certificate(model, spec, certificate)
+        assert check(certificate, folder).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("layer_norm_epsilon", "1e-05"), ("num_labels", None), ("id2label", {"a": "x", "b": "y", "c": "z"})],
+)
+def test_the_checker_validates_values(folder, key, value):
+    model, certificate = zonogpt.load(folder), folder.parent / "certificate"
+    zonogpt.write_certificate(model, zonogpt.embedding_ball(model, IDS, [1], 1e-6), certificate)
+    edit(folder, **{key: value})
+    assert check(certificate, folder).returncode == 2
 
 
 def test_a_tied_head_that_differs_is_refused(tmp_path):

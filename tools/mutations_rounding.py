@@ -48,7 +48,7 @@ ROUNDING_TERMS: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("weights that float32 rounds are executed", "options.py", "if not torch.equal(tensor, tensor.float().to(tensor.dtype)):", "if False:", EXECUTIONS),
     ("epsilons that float32 cannot hold", "options.py", "if not least <= norm.tau <= most:", "if False:", EXECUTIONS),
     ("TF32 not looked for", "precision.py", "        require_full_precision(device)\n", "", ("test_precision.py",)),
-    ("products emulated by integers not looked for", "precision.py", ", wide @ back, back @ wide.T]", "]", ("test_precision.py",)),
+    ("products emulated by integers not looked for", "precision.py", "(1 + eps) * ones * scale, torch.diag(1 / scale)", "(1 + eps) * ones, torch.eye(64, dtype=dtype, device=device)", ("test_precision.py",)),
     ("the newer setting of TF32 left alone", "precision.py", "place.fp32_precision = \"ieee\"", "pass", ("test_precision.py",)),
     ("certificates: no room for values", E_ATTENTION, "point.log_P, values, choices, spare.values)", "point.log_P, values, choices)", CHOICES),
     ("certificates: no room for other tokens' images", E_ATTENTION, "off[z.G.dtype], limit, bent)", "off[z.G.dtype], limit)", CHOICES),

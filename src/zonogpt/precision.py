@@ -73,7 +73,17 @@ def require_full_precision(device: torch.device) -> None:
         powers = torch.arange(64, dtype=dtype, device=device) / 63 * 2 * SPREAD[dtype] - SPREAD[dtype]
         scale = torch.exp2(powers.round())
         wide, back = (1 + eps) * ones * scale, torch.diag(1 / scale)  # rows of all sizes, and what undoes them
-        products = torch.stack([more @ ones, ones @ more, sums @ ones, wide @ back, back @ wide.T])
+        products = torch.stack(
+            [
+                more @ ones,
+                ones @ more,
+                sums @ ones,
+                wide @ back,
+                back @ wide.T,
+                torch.einsum("ij,jk->ik", wide, back),
+                torch.einsum("ij,jk->ik", more, ones),
+            ]
+        )
         if not bool((products == 1 + eps).all()):
             raise PrecisionError(
                 f"{device} multiplies {str(dtype).removeprefix('torch.')} matrices with fewer bits than that"

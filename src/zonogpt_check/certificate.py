@@ -28,28 +28,43 @@ class Arrays:
     """The arrays of safetensors files, by name less a prefix; what is wrong with them is an `error`."""
 
     def __init__(self, files: list[Path], error: type[Exception], prefix: str = "") -> None:
-        self.files, self.error = [safe_open(file, framework="numpy") for file in files], error
-        found = [(name.removeprefix(prefix), (x, name)) for x in self.files for name in x.keys()]  # noqa: SIM118
+        self.paths, self.error = files, error
+        self.files = [safe_open(file, framework="numpy") for file in files]
+        found = [(name.removeprefix(prefix), (k, name)) for k, x in enumerate(self.files) for name in x.keys()]  # noqa: SIM118
         self.where, self.unread = dict(found), {name for name, _ in found}
         demand(len(self.where) == len(found), "there are two tensors of one name", error)
 
     def shape(self, name: str) -> list[int]:
         demand(name in self.unread, f"{name}: is missing", self.error)
-        file, full = self.where[name]
-        return list(file.get_slice(full).get_shape())
+        k, full = self.where[name]
+        return list(self.files[k].get_slice(full).get_shape())
+
+    def dtype(self, name: str) -> str:
+        k, full = self.where[name]
+        return str(self.files[k].get_slice(full).get_dtype())
 
     def get(self, name: str, dtypes: str, *shape: int | None) -> NDArray[Any]:
         """The array of this name, of one of these types, and of this shape: looked at before a byte of it is read."""
-        found, (file, full) = self.shape(name), self.where[name]
-        dtype = file.get_slice(full).get_dtype()
+        found, dtype, (k, full) = self.shape(name), self.dtype(name), self.where[name]
         fits = len(found) == len(shape) and all(w in (None, n) for w, n in zip(shape, found, strict=True))
         said = f"{name}: is {dtype} {found}, not {dtypes} {list(shape)}"
         demand(fits and dtype in dtypes.split(), said, self.error)
         self.unread.remove(name)
-        return np.asarray(file.get_tensor(full))
+        return _bfloat16(self.paths[k], full) if dtype == "BF16" else np.asarray(self.files[k].get_tensor(full))
 
     def finish(self) -> None:
         demand(not self.unread, f"{min(self.unread, default='')!a}: has no place in it", self.error)
+
+
+def _bfloat16(file: Path, name: str) -> NDArray[np.float32]:
+    """numpy has no such type: the upper half of a float32. The file's header was looked at when it was opened."""
+    with open(file, "rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        found = json.loads(stream.read(length))[name]
+        begin, end = found["data_offsets"]
+        stream.seek(8 + length + begin)
+        upper = np.frombuffer(stream.read(end - begin), dtype="<u2").astype(np.uint32)
+    return (upper << 16).view(np.float32).reshape(found["shape"])
 
 
 class Certificate(Arrays):

@@ -58,6 +58,7 @@ IRRELEVANT = """label2id n_ctx resid_pdrop embd_pdrop attn_pdrop initializer_ran
     encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores return_dict_in_generate
     forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens
     begin_suppress_tokens"""
+FLOATS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 KNOWN = {*ONLY, *READ.split(), *IRRELEVANT.split()}
 ALIASES = {"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
 UNUSED = re.compile(r"h\.\d+\.attn\.(masked_)?bias")  # causal masks that old checkpoints store
@@ -114,21 +115,32 @@ def read_model(folder: Path) -> Model:
 
 def _read(folder: Path, config: Any) -> Model:
     architecture, d, heads = config["architectures"][0], int(config["n_embd"]), int(config["n_head"])
-    tau, inner = float(config.get("layer_norm_epsilon", 1e-5)), config.get("n_inner")
+    tau, inner = config.get("layer_norm_epsilon", 1e-5), config.get("n_inner")
+    number = type(tau) in (int, float) and 0 < tau < np.inf
+    demand(number, f"config.layer_norm_epsilon = {tau!r} is no positive number", UnreadableError)
+    tau = float(tau)
     f = 4 * d if inner is None else int(inner)
     for name, value in config.items():
         allowed = name in KNOWN and (name not in ONLY or any(_same(value, one) for one in ONLY[name]))
         demand(allowed, f"config.{name} = {value!r} is another network, or unknown", UnreadableError)
-    dtype = config.get("dtype") or config.get("torch_dtype")
     adapters = sorted(file.name for file in folder.glob("adapter_*"))
     demand(not adapters, f"{folder} holds an adapter, {adapters}: it is another network", UnreadableError)
     for alias, name in ALIASES.items():  # of two that contradict each other, transformers believes the alias
         demand(config.get(alias, config[name]) == config[name], f"config.{alias} is not config.{name}", UnreadableError)
     sizes = [config["n_embd"], config["n_head"], config["n_layer"], f]
     known = architecture in (IMAGES, TEXTS, NEXT) and all(type(n) is int and n > 0 for n in sizes)
-    known = known and d % heads == 0 and tau > 0
+    known = known and d % heads == 0
     demand(known, f"{architecture} of width {d} in {heads} heads, epsilon {tau}", UnreadableError)
-    tensors = Arrays(_weight_files(folder), UnreadableError, "transformer.")
+    files, of_index = _weight_files(folder)
+    tensors = Arrays(files, UnreadableError, "transformer.")
+    kinds = {FLOATS[kind] for kind in map(tensors.dtype, tensors.where) if kind in FLOATS}
+    # As transformers chooses the type in which it holds all weights; last of all it takes that of the first it meets.
+    dtype = config.get("dtype") or config.get("torch_dtype") or of_index or min(kinds, default=None)
+    demand(
+        config.get("dtype") or config.get("torch_dtype") or kinds <= {dtype},
+        f"weights are {sorted(kinds)}, and config.json does not say in which type they are held",
+        UnreadableError,
+    )
 
     def get(name: str, *shape: int | None) -> Array:
         array = tensors.get(name, "F16 BF16 F32 F64", *shape)
@@ -186,10 +198,11 @@ def _fits(array: Array, dtype: str | None) -> bool:
 
 def _check_labels(config: Any, architecture: str, outputs: int) -> None:
     """The config has as many outputs as the head."""
-    counts = {
-        "num_labels": config.get("num_labels"),
-        "id2label": len(config["id2label"]) if config.get("id2label") else None,
-    }
+    names = config.get("id2label")
+    named = names is None or (isinstance(names, dict) and {*names} == {str(k) for k in range(len(names))})
+    demand(named, f"config.id2label = {str(names)[:80]} does not name the labels 0, 1, ...", UnreadableError)
+    demand(config.get("num_labels", 0) is not None, "config.num_labels is null", UnreadableError)
+    counts = {"num_labels": config.get("num_labels"), "id2label": len(names) if names else None}
     if architecture == NEXT:
         counts = {"vocab_size": config.get("vocab_size")}
     for name, count in counts.items():
@@ -197,10 +210,12 @@ def _check_labels(config: Any, architecture: str, outputs: int) -> None:
         demand(fits, f"config.{name} says {count!r}, the head has {outputs} outputs", UnreadableError)
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    names = {"model.safetensors"}
+def _weight_files(folder: Path) -> tuple[list[Path], str | None]:
+    """The files, and the type that their index says the weights are held in."""
+    names, dtype = {"model.safetensors"}, None
     if not (folder / "model.safetensors").is_file():
-        names = set(json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"].values())
+        index = json.loads((folder / "model.safetensors.index.json").read_text())
+        names, dtype = set(index["weight_map"].values()), (index.get("metadata") or {}).get("dtype")
     inside = all(Path(name).name == name and name.endswith(".safetensors") for name in names)
     demand(inside, f"{folder} names weights outside of it, or no safetensors", UnreadableError)
-    return [folder / name for name in sorted(names)]
+    return [folder / name for name in sorted(names)], dtype

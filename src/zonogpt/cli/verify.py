@@ -106,7 +106,7 @@ def certified(net: Model, spec: Spec, result: Result, file: Path, check: bool, q
         return ["no certificate: nothing was proved"]
 
     def checking() -> None:
-        if not quiet:
+        if not quiet and sys.stderr.isatty():  # it may take longer than the proof
             print("checking the certificate", file=sys.stderr)
 
     try:

@@ -20,7 +20,10 @@ def require_agreement(model: Model, judge: HuggingFaceModel) -> None:
     """ModelError unless both have the same outputs on a few inputs, drawn from a fixed seed. `model` in float64."""
     for given in _inputs(model):
         image = isinstance(model.embedding, ImageEmbedding)
-        theirs = judge.on_image(given, torch.float64) if image else judge.on_ids(given, torch.float64)
+        try:
+            theirs = judge.on_image(given, torch.float64) if image else judge.on_ids(given, torch.float64)
+        except Exception as error:  # whatever its code says when it cannot be run
+            raise ModelError(f"transformers cannot run this model: {type(error).__name__}: {error}") from error
         read = given if image else model.readable_ids(given)
         what = "a random image" if image else f"token ids {given.tolist()}"
         x = model.embedding(read)

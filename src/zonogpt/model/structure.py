@@ -12,12 +12,14 @@ import copy
 import functools
 import inspect
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils._device import DeviceContext
 
 from zonogpt.errors import ModelError
 from zonogpt.model.quiet import quiet_transformers
@@ -47,7 +49,24 @@ MAY_BE_ADDED: dict[str, tuple[Any, ...]] = {
     "_weight_conversions": ([], None),
     "warnings_issued": ({},),
     "gradient_checkpointing": (True, False),
+    "_output_capturing_hooks_installed": (True,),
+    "_is_torch_compile": (True,),
 }
+# Whatever their value: used in training only.
+OF_TRAINING = {"_require_grads_hook", "_require_grads_hooks", "_gradient_checkpointing_func"}
+# Hooks that transformers leaves behind: they look at outputs, and do not change them.
+LOOKING_ON = {"make_inputs_require_grads", "output_capturing_hook"}
+ATTENTIONS = ("eager", "sdpa")
+
+# What forward passes are made of. A function in place of one of these would be a part of every network.
+FUNCTIONS: list[tuple[Any, tuple[str, ...]]] = [
+    (nn.Module, ("_call_impl", "_wrapped_call_impl", "__getattr__")),
+    (
+        nn.functional,
+        ("linear", "layer_norm", "embedding", "dropout", "gelu", "softmax", "scaled_dot_product_attention"),
+    ),
+    (torch, ("addmm", "matmul", "tanh", "pow", "softmax", "layer_norm")),
+]
 HELD = {"_parameters", "_buffers", "_modules"}
 
 
@@ -96,23 +115,35 @@ def _differences(theirs: nn.Module, ours: nn.Module, net: PreTrainedModel) -> It
         yield f"the attribute {name} is missing"
     for name, value in given.items():
         if name in HELD:
-            if given[name].keys() != built.get(name, {}).keys():
-                names = sorted(map(str, given[name].keys() ^ built.get(name, {}).keys()))
+            ordered = type(value) is type(built[name]) and list(value) == list(built[name])
+            if not ordered:
+                names = sorted(map(str, value.keys() ^ built[name].keys())) or map(str, value)
                 yield f"{name.strip('_')} {', '.join(names)} are not those that the config asks for"
+                return
             for key, tensor in value.items():
                 if (tensor is None) != (built[name][key] is None):
                     yield f"{name.strip('_')} {key} is missing or too many"
-        elif name.endswith("_hooks") and value:
+        elif name in OF_TRAINING:
+            continue
+        elif name.endswith("_hooks") and not _looks_on(value):
             yield f"it has {name.strip('_').replace('_', ' ')}; remove them first"
         elif name == "config" and name in built:
             if value is not net.config and not _same_config(value, net.config):
                 yield "its config is not the model's config"
+        elif name.endswith("_hooks") or (name == "_attn_implementation" and value in ATTENTIONS):
+            continue  # the second is stale after set_attn_implementation, and never read
         elif name not in built:
             allowed = MAY_BE_ADDED.get(name, ())
             if not any(_same(value, known) for known in allowed):
                 yield f"the attribute {name} was added to it"
         elif name not in MAY_DIFFER and not _same(value, built[name]):
             yield f"{name} = {value!r} where the config gives {built[name]!r}"
+
+
+def _looks_on(hooks: Any) -> bool:
+    """Whether these are hooks of transformers' own that change nothing; none are, too."""
+    found = hooks.values() if isinstance(hooks, dict) else hooks
+    return all(getattr(hook, "__name__", "") in LOOKING_ON and _of_library(hook) for hook in found)
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -147,6 +178,9 @@ def _check_class(name: str, kind: type[nn.Module]) -> None:
         function = getattr(kind, method)
         if not all(_of_library(part) for part in (function, inspect.unwrap(function))):
             raise ModelError(f"{kind.__name__}.{method} has been replaced: it is not the library's own")
+    definer, inner = next(base for base in kind.__mro__ if "forward" in vars(base)), inspect.unwrap(kind.forward)
+    if definer is not nn.Module and inner.__qualname__ != f"{definer.__qualname__}.forward":
+        raise ModelError(f"{kind.__name__}.forward has been replaced by {inner.__qualname__}")
 
 
 def _check_attention(config: Any) -> None:
@@ -155,7 +189,7 @@ def _check_attention(config: Any) -> None:
     from transformers.models.gpt2 import modeling_gpt2
 
     chosen = config._attn_implementation
-    if chosen not in ("eager", "sdpa"):
+    if chosen not in ATTENTIONS:
         raise ModelError(f"attention {chosen!r} is not known; load the model with attn_implementation='sdpa'")
     tables: list[Any] = [modeling_utils.ALL_ATTENTION_FUNCTIONS]
     masks = sys.modules.get("transformers.masking_utils")
@@ -184,6 +218,16 @@ def _check_globals() -> None:
             raise ModelError(
                 f"torch has hooks for all modules ({name.strip('_').replace('_', ' ')}): remove them first"
             )
+    for owner, names in FUNCTIONS:
+        for name in names:
+            function = getattr(owner, name)
+            if not isinstance(function, types.BuiltinFunctionType) and not _of_library(function):
+                raise ModelError(f"{owner.__name__}.{name} has been replaced: it is not torch's own")
+    modes = torch.overrides._get_current_function_mode_stack()
+    if any(type(mode) is not DeviceContext for mode in modes):
+        raise ModelError("a torch function mode is active, which may change every operation: load outside of it")
+    if torch.get_default_device().type == "meta":
+        raise ModelError("the default device is 'meta', which computes nothing: load outside of torch.device('meta')")
 
 
 def _at(name: str, module: nn.Module) -> str:
