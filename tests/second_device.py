@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from zonogpt.model import structure
+
 HERE, THERE = torch.device("cpu"), torch.device("hpu")  # torch knows the name; no machine that runs tests has one
 
 
@@ -23,8 +25,12 @@ class Elsewhere(Tensor):
 
 @contextmanager
 def second_device() -> Iterator[torch.device]:
-    with _Devices():
-        yield THERE
+    structure.MODES.add(_Devices)  # which computes what the CPU does
+    try:
+        with _Devices():
+            yield THERE
+    finally:
+        structure.MODES.remove(_Devices)
 
 
 class _Devices(TorchFunctionMode):

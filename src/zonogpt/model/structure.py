@@ -67,6 +67,7 @@ FUNCTIONS: list[tuple[Any, tuple[str, ...]]] = [
     ),
     (torch, ("addmm", "matmul", "tanh", "pow", "softmax", "layer_norm")),
 ]
+MODES: set[type] = {DeviceContext}  # function modes that compute the same: torch.device("cuda") as a context
 HELD = {"_parameters", "_buffers", "_modules"}
 
 
@@ -224,7 +225,7 @@ def _check_globals() -> None:
             if not isinstance(function, types.BuiltinFunctionType) and not _of_library(function):
                 raise ModelError(f"{owner.__name__}.{name} has been replaced: it is not torch's own")
     modes = torch.overrides._get_current_function_mode_stack()
-    if any(type(mode) is not DeviceContext for mode in modes):
+    if any(type(mode) not in MODES for mode in modes):
         raise ModelError("a torch function mode is active, which may change every operation: load outside of it")
     if torch.get_default_device().type == "meta":
         raise ModelError("the default device is 'meta', which computes nothing: load outside of torch.device('meta')")
