@@ -15,6 +15,7 @@ from builders import config, image_model
 from zonogpt.cli.app import app
 from zonogpt.errors import OptionError, SpecError
 from zonogpt.methods import METHODS
+from zonogpt.model.sensitivity import Shaken
 from zonogpt.search.falsify import replay
 
 IDS = [3, 5, 1, 2]
@@ -200,6 +201,17 @@ def test_rounding_of_a_counterexample_covers_what_float64_rounds():
         wrong += margin > 0
         assert finding.counterexample is None or margin < 0
     assert wrong > 3  # float64's zero was positive in truth
+
+
+def test_gelu_rounds_in_units_of_its_input():
+    """1 + tanh cancels far below zero: what float64 makes of GELU there is off by much more than a unit of it."""
+    x = torch.linspace(-7, -5, 200, dtype=torch.float64)
+    plain = torch.nn.functional.gelu(x, approximate="tanh")
+    truth = torch.tensor([float(exact.gelu(exact.number(float(value))).mid()) for value in x], dtype=torch.float64)
+    with Shaken(0):
+        moved = torch.nn.functional.gelu(x, approximate="tanh")
+    assert ((plain - truth).abs() > 1e-9 * truth.abs()).any()
+    assert ((plain - truth).abs() < (moved - plain).abs()).all()
 
 
 # What a proof rests on
