@@ -13,6 +13,7 @@ import exact
 import zonogpt
 from builders import config, image_model
 from zonogpt.cli.app import app
+from zonogpt.cli.verify import describe
 from zonogpt.errors import OptionError, SpecError
 from zonogpt.methods import METHODS
 from zonogpt.model.sensitivity import Shaken
@@ -227,6 +228,7 @@ def test_the_guarantee_stands_beside_every_verdict(method, tmp_path):
     assert result.guarantee == json.loads(result.to_json())["guarantee"] == expected
     assert result.verdict == f"verified (rounding {expected}, real arithmetic)"
     assert zonogpt.Result.from_json(result.to_json()).guarantee == expected
+    assert ("if rounding is as estimated" in describe(result)) == (expected == "estimated")
 
 
 def test_the_guarantee_on_the_command_line_and_in_tables(tmp_path):

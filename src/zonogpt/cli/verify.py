@@ -200,7 +200,8 @@ def describe(result: Result) -> str:
         f" {result.seconds:.2f} s, peak {result.peak_bytes / 2**20:.0f} MiB",
     ]
     if result.status == "verified":
-        lines.insert(1, f"this holds for {result.meaning}")
+        proved = "this holds for" if result.guarantee == "bounded" else "this holds, if rounding is as estimated, for"
+        lines.insert(1, f"{proved} {result.meaning}")
     if result.ledger.entries:
         lines.append(largest_loss(result))
     return "\n".join(lines)
