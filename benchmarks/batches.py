@@ -12,7 +12,7 @@ import torch
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
 import zonogpt
-from zonogpt.tensors import moved
+from zonogpt.support.tensors import moved
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--device", default="cuda")

@@ -20,9 +20,9 @@ import torch
 from transformers import GPT2Config
 
 import zonogpt
-from zonogpt.memory import peak_bytes, reset_peak
 from zonogpt.methods.tape import forward
-from zonogpt.tensors import moved, tensors_in
+from zonogpt.support.memory import peak_bytes, reset_peak
+from zonogpt.support.tensors import moved, tensors_in
 
 REPEATS, LONG, RADIUS, GIB = 3, 20.0, 1e-5, 2**30
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import zonogpt
-from zonogpt.search.attack import attack
+from zonogpt.search.descent import attack
 from zonogpt.spec.spec import Spec
 
 START, TOLERANCE, SMALLEST = 1e-3, 1.01, 1e-7

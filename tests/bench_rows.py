@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from zonogpt.bench.grid import RADII, ModelId
-from zonogpt.bench.instances import Input, Instance, input_hash, write_instances
-from zonogpt.bench.rows import Row
+from zonogpt_apps.bench.grid import RADII, ModelId
+from zonogpt_apps.bench.instances import Input, Instance, input_hash, write_instances
+from zonogpt_apps.bench.rows import Row
 
 MODEL = ModelId("mnist", "small", 2)
 WEIGHTS = "a" * 64

@@ -17,7 +17,7 @@ from safetensors.numpy import save
 
 import zonogpt
 from builders import generator, image_config, language_model, shaken, text_classifier
-from zonogpt.certificate import CertificateError, write_certificate
+from zonogpt.verification.certificate import CertificateError, write_certificate
 
 ZEROS = "0" * 64
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 import zonogpt
+from zonogpt.methods.ledger import Ledger
 from zonogpt.methods.method import Bounds
-from zonogpt.result import Ledger
 
 
 def let_method_e_claim_anything(monkeypatch, n_rows: int) -> None:  # type: ignore[no-untyped-def]

@@ -15,7 +15,7 @@ from torch import Tensor
 from zonogpt import Model, Spec
 from zonogpt.model.ir import AttentionBlock, LayerNorm
 from zonogpt.spec.inputs import centre_and_radius
-from zonogpt.tensors import moved
+from zonogpt.support.tensors import moved
 from zonogpt.transforms.gelu import affine_gelu
 
 

@@ -4,7 +4,7 @@ import pytest
 
 import zonogpt
 from trained import NAMES, instances, trained
-from zonogpt.search.attack import attack
+from zonogpt.search.descent import attack
 
 COUNT, FRACTIONS = 18, (0.1, 0.4, 0.7, 0.9, 1.0, 1.04)  # inputs of a model; of the radius where its bound gives way
 

@@ -20,7 +20,7 @@ from zonogpt.domains.ellipsoidal import EllipsoidalZonotope
 from zonogpt.domains.rounding import unaccounted
 from zonogpt.domains.structured import StructuredZonotope
 from zonogpt.methods import METHODS
-from zonogpt.tensors import map_tensors
+from zonogpt.support.tensors import map_tensors
 from zonogpt.transforms.attention import fused_attention
 from zonogpt.transforms.attention_rounding import Still
 from zonogpt.transforms.decomposed_attention import decomposed_attention

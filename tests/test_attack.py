@@ -9,7 +9,7 @@ import torch
 
 import zonogpt
 from builders import config, image_model, language_model, text_classifier
-from zonogpt.search.attack import attack
+from zonogpt.search.descent import attack
 from zonogpt.search.projection import onto_l1_ball, project, random_starts
 
 NORMS = (math.inf, 2.0, 1.0)
@@ -134,7 +134,7 @@ def test_linear_model_gets_its_exact_minimum():
 
 def test_many_rows_and_small_memory(monkeypatch):
     """Of 199 rivals 64 get restarts, all are looked at; small chunks only cost time."""
-    import zonogpt.search.attack as module
+    import zonogpt.search.descent as module
 
     model = zonogpt.load(language_model(4, config(vocab_size=200)))
     spec = zonogpt.embedding_ball(model, [3, 5, 1], [2], 0.05)

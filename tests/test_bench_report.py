@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 
 from bench_rows import MODEL, NASTY, instance_of, row, text_row, whole_model, write_benchmark, write_rows
-from zonogpt.bench.grid import PAPER_MODELS, RADII, ModelId
-from zonogpt.bench.instances import Benchmark
-from zonogpt.bench.report import figures, paper, tables, words
-from zonogpt.bench.report.build import build_report
-from zonogpt.bench.report.commands import commands
-from zonogpt.bench.report.hardest import SHOWN, hardest
-from zonogpt.bench.report.inputs import Input, Piece, pieces, tokens_of
-from zonogpt.bench.report.load import Loaded, load_rows
-from zonogpt.bench.report.markdown import table
-from zonogpt.bench.report.page import in_script
-from zonogpt.bench.report.sheets import all_sheets, headlines
-from zonogpt.bench.report.summary import summarise
-from zonogpt.bench.rows import Settings
 from zonogpt.errors import OptionError, SpecError, UnsoundError
+from zonogpt_apps.bench.grid import PAPER_MODELS, RADII, ModelId
+from zonogpt_apps.bench.instances import Benchmark
+from zonogpt_apps.bench.report import figures, paper, tables, words
+from zonogpt_apps.bench.report.build import build_report
+from zonogpt_apps.bench.report.commands import commands
+from zonogpt_apps.bench.report.hardest import SHOWN, hardest
+from zonogpt_apps.bench.report.inputs import Input, Piece, pieces, tokens_of
+from zonogpt_apps.bench.report.markdown import table
+from zonogpt_apps.bench.report.page import in_script
+from zonogpt_apps.bench.report.reading import Loaded, load_rows
+from zonogpt_apps.bench.report.sheets import all_sheets, headlines
+from zonogpt_apps.bench.report.summary import summarise
+from zonogpt_apps.bench.rows import Settings
 
 DEEP = ModelId("mnist", "small", 4)
 

@@ -17,16 +17,16 @@ import zonogpt
 from bench_data import write_data
 from program import PROGRAM, stopped, zono
 from second_device import second_device
-from zonogpt.bench.grid import ModelId
-from zonogpt.bench.instances import Benchmark, Instance
-from zonogpt.bench.make import Candidate, candidates, chosen, make
-from zonogpt.bench.rows import Row, Settings
-from zonogpt.bench.run import Watcher, run, source_commit
-from zonogpt.bench.train import train
-from zonogpt.bench.work import claim_reason, claim_status, first_inputs, one_claim
 from zonogpt.errors import ModelError, OptionError, SpecError
-from zonogpt.result import Result
-from zonogpt.rows.store import open_store, parse
+from zonogpt.studies.rows.store import open_store, parse
+from zonogpt.verification.result import Result
+from zonogpt_apps.bench.grid import ModelId
+from zonogpt_apps.bench.instances import Benchmark, Instance
+from zonogpt_apps.bench.make import Candidate, candidates, chosen, make
+from zonogpt_apps.bench.rows import Row, Settings
+from zonogpt_apps.bench.run import Watcher, run, source_commit
+from zonogpt_apps.bench.train import train
+from zonogpt_apps.bench.work import claim_reason, claim_status, first_inputs, one_claim
 
 MODELS = (ModelId("mnist", "tiny", 1), ModelId("sst", "tiny", 1))
 RADII = (1e-5, 1e-3)
@@ -309,7 +309,7 @@ def test_weights_that_change_while_they_are_read_are_refused(chain, tmp_path, mo
         file.write_bytes(file.read_bytes()[:-1] + b"x")
         return net
 
-    monkeypatch.setattr("zonogpt.bench.work.load", load_and_train)
+    monkeypatch.setattr("zonogpt_apps.bench.work.load", load_and_train)
     with pytest.raises(ModelError, match="other weights"):
         run(chain / "instances", tmp_path / "models", ("ibp",), tmp_path / "rows")
 
@@ -329,7 +329,7 @@ def test_a_full_disk_is_said_and_loses_nothing(chain, tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         return real(descriptor, data)
 
-    monkeypatch.setattr("zonogpt.rows.store.os.write", write)
+    monkeypatch.setattr("zonogpt.studies.rows.store.os.write", write)
     with pytest.raises(OptionError, match="No space left"):
         run_chain(chain, tmp_path, ("ibp",))
     monkeypatch.undo()

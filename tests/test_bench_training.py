@@ -16,17 +16,17 @@ import zonogpt
 from bench_data import sentences, write_data, write_sst
 from builders import attention_block, generator, layer_norm, text_classifier
 from builders import config as text_config
-from zonogpt.bench.grid import PAPER_MODELS, ModelId, config, parse_models
-from zonogpt.bench.train import train
-from zonogpt.bench.training import data as data_module
-from zonogpt.bench.training.data import read_images, read_sentences, read_tokenizer
-from zonogpt.bench.training.intervals import Ball, _attention, _gelu, _layernorm, _softmax, worst_margins
-from zonogpt.bench.training.record import RECORD, Training, class_accuracies, counted_parameters
-from zonogpt.bench.training.schedule import schedule_of
-from zonogpt.bench.training.sst import Batch, Radius, by_length, pad, start, train_on_sentences
 from zonogpt.errors import ModelError, OptionError, SpecError
 from zonogpt.model.ir import LayerNorm
-from zonogpt.tensors import moved
+from zonogpt.support.tensors import moved
+from zonogpt_apps.bench.grid import PAPER_MODELS, ModelId, config, parse_models
+from zonogpt_apps.bench.train import train
+from zonogpt_apps.bench.training import data as data_module
+from zonogpt_apps.bench.training.data import read_images, read_sentences, read_tokenizer
+from zonogpt_apps.bench.training.intervals import Ball, _attention, _gelu, _layernorm, _softmax, worst_margins
+from zonogpt_apps.bench.training.record import RECORD, Training, class_accuracies, counted_parameters
+from zonogpt_apps.bench.training.schedule import schedule_of
+from zonogpt_apps.bench.training.sst import Batch, Radius, by_length, pad, start, train_on_sentences
 
 IMAGES, TEXTS = ModelId("mnist", "tiny", 1), ModelId("sst", "tiny", 1)
 
@@ -304,7 +304,7 @@ def test_batches_hold_every_example_once():
 
 
 def test_where_intervals_say_nothing_the_fallback_is_used(tmp_path, monkeypatch):
-    monkeypatch.setattr("zonogpt.bench.training.sst.SMALLEST_RADIUS", 1.0)
+    monkeypatch.setattr("zonogpt_apps.bench.training.sst.SMALLEST_RADIUS", 1.0)
     (record,) = train([TEXTS], write_data(tmp_path / "data"), tmp_path / "models")
     assert record.loss == "cross-entropy"
     assert record.schedule.interval_weight == 0

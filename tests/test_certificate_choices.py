@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import zonogpt
-import zonogpt.certificate
+import zonogpt.verification.certificate
 from certified import contents, rewritten
 from program import zono
 from tiny_models import NORMS, awkward, image, ordinary, saved

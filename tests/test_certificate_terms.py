@@ -10,7 +10,7 @@ import torch
 import zonogpt
 from builders import image_model
 from certified import Proof, contents, folders, rewritten
-from zonogpt.certificate import write_certificate
+from zonogpt.verification.certificate import write_certificate
 from zonogpt_check.check import check
 from zonogpt_check.sets import InvalidError
 

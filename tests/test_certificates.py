@@ -20,7 +20,7 @@ import zonogpt_check
 from builders import config, language_model
 from certified import contents, folders, proofs, rewritten
 from program import zono
-from zonogpt.certificate import CertificateError, model_digest, write_certificate
+from zonogpt.verification.certificate import CertificateError, model_digest, write_certificate
 from zonogpt_check.check import check
 from zonogpt_check.model import read_model
 from zonogpt_check.sets import InvalidError, UnreadableError

@@ -13,14 +13,14 @@ import torch
 from PIL import Image
 
 import zonogpt
-import zonogpt.accuracy.job as job_module
+import zonogpt.studies.accuracy.job as job_module
 from builders import config, image_model, language_model, text_classifier
 from data_files import write_mnist
 from program import stopped, zono
-from zonogpt.accuracy.rows import Row
-from zonogpt.accuracy.table import as_csv, tabulate
 from zonogpt.cli import app
 from zonogpt.errors import UnsoundError
+from zonogpt.studies.accuracy.rows import Row
+from zonogpt.studies.accuracy.table import as_csv, tabulate
 
 DIGITS = str(zonogpt.zoo.path("digits"))
 MODEL = zonogpt.load(image_model(1))
@@ -232,7 +232,7 @@ def test_damaged_or_foreign_directories(tmp_path):
 
 
 def test_two_runs_at_once_are_refused(tmp_path):
-    from zonogpt.rows.store import open_store
+    from zonogpt.studies.rows.store import open_store
 
     settings = zonogpt.certify(MODEL, Memory(1), (1e-3,), out=tmp_path).settings
     with open_store(tmp_path, settings, Row), pytest.raises(zonogpt.OptionError, match="another run"):

@@ -243,8 +243,8 @@ def test_example_draws_a_picture(tmp_path):
 
 def test_digit_demo_draws_a_picture(tmp_path, monkeypatch):
     """The real command on two digits: the table's numbers are the study's."""
-    from zonogpt.cli import demo
-    from zonogpt.demo import study
+    from zonogpt_apps.cli import demo
+    from zonogpt_apps.demo import study
 
     images, labels = zonogpt.zoo.samples("digits")
     monkeypatch.setattr(study.zoo, "samples", lambda name: (images[:2], labels[:2]))
@@ -285,8 +285,8 @@ def test_demo_on_a_terminal(tmp_path):
     """One digit, with the bar: its total is known only once the digits are loaded."""
     script = """
 from pathlib import Path
-from zonogpt.cli import demo
-from zonogpt.demo import study
+from zonogpt_apps.cli import demo
+from zonogpt_apps.demo import study
 images, labels = study.zoo.samples("digits")
 study.zoo.samples = lambda name: (images[:1], labels[:1])
 demo.show_study(Path("one.png"), quiet=False)

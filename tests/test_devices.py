@@ -9,12 +9,12 @@ import torch
 import zonogpt
 from builders import image_model, language_model, text_classifier
 from second_device import THERE, Elsewhere, second_device
-from zonogpt.bench.work import Search, one_claim
 from zonogpt.datasets.given import Given
 from zonogpt.model.replay import original
 from zonogpt.search.falsify import falsify
-from zonogpt.tensors import moved, tensors_in
-from zonogpt.witness import moved_tokens, save_witness
+from zonogpt.support.tensors import moved, tensors_in
+from zonogpt.verification.witness import moved_tokens, save_witness
+from zonogpt_apps.bench.work import Search, one_claim
 
 IMAGE = torch.rand(6, 4, generator=torch.Generator().manual_seed(5))
 IDS = [3, 5, 1, 12, 7]

@@ -17,7 +17,7 @@ from test_ellipsoidal_steps import LIMIT, attention_case, exact_still
 from zonogpt.domains import ellipsoidal as domain
 from zonogpt.domains.ellipsoidal import lambda_max, rounded_out, sandwich, support, symmetrised
 from zonogpt.domains.symbols import SymbolSums
-from zonogpt.tensors import map_tensors
+from zonogpt.support.tensors import map_tensors
 from zonogpt.transforms.ellipsoidal.attention import attention_step
 from zonogpt.transforms.ellipsoidal.attention_errors import _crossed, by_head, error_images, error_scores, project
 from zonogpt.transforms.ellipsoidal.attention_point import attention_point

@@ -2,10 +2,10 @@
 
 import torch
 
-from zonogpt.demo import worked_example as ex
 from zonogpt.domains.structured import from_promoted
 from zonogpt.methods.structured import VARIANTS
 from zonogpt.transforms.layernorm import layernorm_bounds, taylor_remainder
+from zonogpt_apps.demo import worked_example as ex
 
 
 def outputs():

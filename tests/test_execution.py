@@ -24,7 +24,7 @@ from zonogpt.domains.structured import StructuredZonotope
 from zonogpt.errors import OptionError
 from zonogpt.model.ir import Head, ImageEmbedding, LayerNorm, MlpBlock
 from zonogpt.spec.inputs import EmbeddingBox, PixelBox
-from zonogpt.tensors import map_tensors
+from zonogpt.support.tensors import map_tensors
 from zonogpt.transforms.attention import fused_attention
 from zonogpt.transforms.attention_rounding import Still
 from zonogpt.transforms.decomposed_attention import decomposed_attention

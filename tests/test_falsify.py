@@ -19,7 +19,7 @@ from program import zono
 from zonogpt.model.replay import HuggingFaceModel, original
 from zonogpt.search.falsify import falsify, replay, representable
 from zonogpt.search.projection import project
-from zonogpt.tensors import map_tensors
+from zonogpt.support.tensors import map_tensors
 
 NORMS = (math.inf, 2.0, 1.0)
 IMAGE = torch.rand(6, 4, generator=torch.Generator().manual_seed(5))

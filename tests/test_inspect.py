@@ -13,15 +13,15 @@ from transformers import GPT2LMHeadModel
 
 import zonogpt
 from builders import config, image_config, language_model
-from zonogpt.cli.inspect import PROCESS_BYTES
+from zonogpt.cli.inspection import PROCESS_BYTES
 from zonogpt.domains.structured import generator_limit
 from zonogpt.errors import OptionError
-from zonogpt.inspection import dense_bytes, structured_bytes
 from zonogpt.methods import METHODS, plan
 from zonogpt.methods.plan import Sizes, chunk_bytes, filling_batch, plan_ellipsoidal
 from zonogpt.methods.structured import VARIANTS
 from zonogpt.methods.tape import forward
-from zonogpt.tensors import map_tensors, tensors_in
+from zonogpt.support.tensors import map_tensors, tensors_in
+from zonogpt.verification.inspection import dense_bytes, structured_bytes
 
 GIB = 2**30
 
@@ -106,7 +106,7 @@ def test_tied_head_counts_once():
 MEASURE = """
 import json, sys, torch, zonogpt
 from transformers import GPT2Config, GPT2LMHeadModel
-from zonogpt.memory import peak_bytes, reset_peak, resident_bytes
+from zonogpt.support.memory import peak_bytes, reset_peak, resident_bytes
 sizes, tokens, methods = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(",")
 torch.manual_seed(0)
 GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)).save_pretrained(sys.argv[4])
@@ -198,7 +198,7 @@ def test_rows_of_the_claim_are_planned_for():
 def test_the_run_holds_one_copy_in_float64():
     """Where the work is done at home, the exact model is the one that the bounds are computed with."""
     model = zonogpt.load(language_model())
-    run = importlib.import_module("zonogpt.verify")
+    run = importlib.import_module("zonogpt.verification.run")
     kept = []
     with mock.patch.object(run, "_Run", side_effect=lambda *a, _Run=run._Run, **k: kept.append(k) or _Run(*a, **k)):
         zonogpt.verify(model, zonogpt.embedding_ball(model, [1, 2], [0], 1e-3), method="ibp")

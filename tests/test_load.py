@@ -11,7 +11,7 @@ from transformers import GPT2ForTokenClassification, GPT2Model
 import zonogpt
 from builders import config, image_config, image_model, language_model
 from zonogpt.errors import ModelError
-from zonogpt.tensors import tensors_in
+from zonogpt.support.tensors import tensors_in
 
 IDS = [3, 5, 1]
 

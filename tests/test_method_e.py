@@ -16,8 +16,8 @@ from zonogpt.errors import OptionError
 from zonogpt.methods import adjoint, ellipsoidal, tape
 from zonogpt.methods.method import NonFiniteBlockError
 from zonogpt.methods.plan import plan_ellipsoidal
-from zonogpt.search.attack import attack
-from zonogpt.tensors import moved
+from zonogpt.search.descent import attack
+from zonogpt.support.tensors import moved
 
 LIMIT = 1 << 30
 RADII = (1e-4, 1e-3, 4e-3)

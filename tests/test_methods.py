@@ -10,7 +10,7 @@ from builders import config, image_config, image_model, language_model, text_cla
 from chunked import smallest_chunks
 from containment import assert_symbolic_containment
 from zonogpt.methods.structured import TABLE, VARIANTS, pool_limit
-from zonogpt.search.attack import attack
+from zonogpt.search.descent import attack
 
 METHODS = list(zonogpt.METHODS)
 IMAGE = torch.rand(6, 4, generator=torch.Generator().manual_seed(5))

@@ -6,7 +6,7 @@ import torch
 import zonogpt
 from builders import image_model
 from zonogpt.errors import PrecisionError
-from zonogpt.precision import full_precision, require_full_precision
+from zonogpt.verification.precision import full_precision, require_full_precision
 
 CPU = torch.device("cpu")
 NEWER = hasattr(torch.backends, "fp32_precision")

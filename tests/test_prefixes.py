@@ -17,7 +17,7 @@ from zonogpt.methods.adjoint import backward
 from zonogpt.methods.prefixes import DIGEST, Prefixes
 from zonogpt.methods.start import around, start
 from zonogpt.methods.tape import forward
-from zonogpt.tensors import moved
+from zonogpt.support.tensors import moved
 
 LIMIT = 1 << 30
 

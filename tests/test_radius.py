@@ -16,11 +16,11 @@ from builders import config, image_model, text_classifier
 from liar import let_method_e_claim_anything
 from program import stopped, zono
 from zonogpt.errors import OptionError, SpecError, UnsoundError
-from zonogpt.radii.ladder import Ladder
-from zonogpt.radii.rows import Row
-from zonogpt.radii.search import Trial, distance, largest_proved, smallest_broken
-from zonogpt.radii.table import as_csv, by_input, inputs_as_csv, tabulate
 from zonogpt.search.falsify import Counterexample, Finding
+from zonogpt.studies.radii.ladder import Ladder
+from zonogpt.studies.radii.rows import Row
+from zonogpt.studies.radii.search import Trial, distance, largest_proved, smallest_broken
+from zonogpt.studies.radii.table import as_csv, by_input, inputs_as_csv, tabulate
 
 DIGITS = "zoo:digits"
 MODEL = zonogpt.load(image_model(1))
@@ -229,7 +229,7 @@ def test_rows(comparison):
 
 
 def test_a_second_run_only_reads_and_may_add(comparison, monkeypatch):
-    import zonogpt.compare
+    import zonogpt.studies.radii.comparison
 
     found, out = comparison
     before = (out / "rows.jsonl").read_bytes()

@@ -13,7 +13,7 @@ import exact
 import zonogpt
 from builders import config, image_model
 from zonogpt.cli.app import app
-from zonogpt.cli.verify import describe
+from zonogpt.cli.verdict import describe
 from zonogpt.errors import OptionError, SpecError
 from zonogpt.methods import METHODS
 from zonogpt.model.sensitivity import Shaken

@@ -20,10 +20,6 @@ from bench_data import write_tokenizer
 from bench_rows import instance_of, row
 from builders import image_model, text_classifier
 from data_files import idx_bytes
-from zonogpt import files
-from zonogpt.bench.instances import Benchmark
-from zonogpt.bench.rows import Row
-from zonogpt.bench.training.data import read_sentences
 from zonogpt.datasets import idx, pictures
 from zonogpt.datasets.idx import read_idx
 from zonogpt.datasets.pictures import read_image
@@ -31,7 +27,11 @@ from zonogpt.datasets.texts import TextLines, encode
 from zonogpt.errors import ModelError, OptionError, SpecError
 from zonogpt.model.checkpoint import INDEX, WEIGHTS
 from zonogpt.model.replay import original
-from zonogpt.rows.store import parse
+from zonogpt.studies.rows.store import parse
+from zonogpt.support import files
+from zonogpt_apps.bench.instances import Benchmark
+from zonogpt_apps.bench.rows import Row
+from zonogpt_apps.bench.training.data import read_sentences
 
 DEEP = "[" * 100_000 + "]" * 100_000
 HUGE = 10**11

@@ -42,7 +42,12 @@ class Mutation:
 LN, GELU, SOFTMAX = "transforms/layernorm.py", "transforms/gelu.py", "transforms/softmax.py"
 POINT, ATTENTION = "transforms/attention_point.py", "transforms/attention.py"
 DECOMPOSED, MLP, HEAD = "transforms/decomposed_attention.py", "transforms/mlp.py", "transforms/head.py"
-DOMAIN, INPUTS, METHOD, VERIFY = "domains/structured.py", "spec/inputs.py", "methods/structured.py", "verify.py"
+DOMAIN, INPUTS, METHOD, VERIFY = (
+    "domains/structured.py",
+    "spec/inputs.py",
+    "methods/structured.py",
+    "verification/run.py",
+)
 
 MUTATIONS = [
     Mutation(

@@ -6,8 +6,13 @@ from __future__ import annotations
 FUNCTIONS, INTERVAL, SOFTMAX = "transforms/functions.py", "domains/interval.py", "transforms/softmax.py"
 NETWORK, INTERVALS = "methods/operators/network.py", "methods/operators/intervals.py"
 ZONOTOPES, GRAPH, BASELINES = "methods/operators/zonotopes.py", "methods/operators/graph.py", "methods/baselines.py"
-FALSIFY, ATTACK, PROJECTION = "search/falsify.py", "search/attack.py", "search/projection.py"
-VERIFY, RADIUS, RADII, COMPARE = "verify.py", "radius.py", "radii/search.py", "compare.py"
+FALSIFY, ATTACK, PROJECTION = "search/falsify.py", "search/descent.py", "search/projection.py"
+VERIFY, RADIUS, RADII, COMPARE = (
+    "verification/run.py",
+    "studies/radii/radius.py",
+    "studies/radii/search.py",
+    "studies/radii/comparison.py",
+)
 SCALAR, OPERATORS, FALSE, RADIUS_TESTS = (
     ("test_functions.py",),
     ("test_operators.py",),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-INTERVALS, SST, RECORD = "bench/training/intervals.py", "bench/training/sst.py", "bench/training/record.py"
-MAKE, INSTANCES, WORK, RUN, STORE = (
-    "bench/make.py",
-    "bench/instances.py",
-    "bench/work.py",
-    "bench/run.py",
-    "rows/store.py",
+INTERVALS, SST, RECORD = (
+    "../zonogpt_apps/bench/training/intervals.py",
+    "../zonogpt_apps/bench/training/sst.py",
+    "../zonogpt_apps/bench/training/record.py",
 )
-LOAD, TABLES = "bench/report/load.py", "bench/report/tables.py"
+MAKE, INSTANCES, WORK, RUN, STORE = (
+    "../zonogpt_apps/bench/make.py",
+    "../zonogpt_apps/bench/instances.py",
+    "../zonogpt_apps/bench/work.py",
+    "../zonogpt_apps/bench/run.py",
+    "studies/rows/store.py",
+)
+LOAD, TABLES = "../zonogpt_apps/bench/report/reading.py", "../zonogpt_apps/bench/report/tables.py"
 TRAINING, RUNS, REPORT = ("test_bench_training.py",), ("test_bench_run.py",), ("test_bench_report.py",)
 
 BENCH: list[tuple[str, str, str, str, tuple[str, ...]]] = [
@@ -64,7 +68,7 @@ BENCH: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("other input believed", INSTANCES, "if input_hash(raw) != instance.input_hash:", "if False:", RUNS),
     ("other weights believed", WORK, "if {before, weights_hash(folder)} != wanted:", "if False:", RUNS),
     ("weights looked at once", WORK, "if {before, weights_hash(folder)} != wanted:", "if {before} != wanted:", RUNS),
-    ("configuration not looked at", "bench/grid.py", "if found != wanted:", "if False:", RUNS),
+    ("configuration not looked at", "../zonogpt_apps/bench/grid.py", "if found != wanted:", "if False:", RUNS),
     (
         "other positions believed by the report",
         LOAD,

@@ -8,7 +8,7 @@ E_ATTENTION, TAPE, START = "transforms/ellipsoidal/attention.py", "methods/tape.
 POINT, EXECUTION = "transforms/norm_point.py", "transforms/execution.py"
 MLP, LN, HEAD = "transforms/mlp.py", "transforms/layernorm.py", "transforms/head.py"
 CANCEL = ("test_cancellation.py",)
-CERTIFICATE, CHOICES = "certificate.py", ("test_certificate_choices.py",)
+CERTIFICATE, CHOICES = "verification/certificate.py", ("test_certificate_choices.py",)
 EXECUTIONS, SUMS, STAIRS = ("test_execution.py",), ("test_rounding.py",), ("test_staircases.py",)
 
 ROUNDING_TERMS: list[tuple[str, str, str, str, tuple[str, ...]]] = [
@@ -45,11 +45,11 @@ ROUNDING_TERMS: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("executions: LayerNorm's output overflows", EXECUTION, 'normalised + error + 8), d), output)', 'normalised + error + 8), d))', EXECUTIONS),
     ("executions: LayerNorm's mean", EXECUTION, "off = rounds(d + 3 * d.bit_length() + 12) * size.mean(-1, keepdim=True) +", "off =", EXECUTIONS),
     ("executions: the block forgotten", E_MLP, "rounding = rounding + mlp_error(", "rounding = rounding + 0 * mlp_error(", EXECUTIONS),
-    ("weights that float32 rounds are executed", "options.py", "if not torch.equal(tensor, tensor.float().to(tensor.dtype)):", "if False:", EXECUTIONS),
-    ("epsilons that float32 cannot hold", "options.py", "if not least <= norm.tau <= most:", "if False:", EXECUTIONS),
-    ("TF32 not looked for", "precision.py", "        require_full_precision(device)\n", "", ("test_precision.py",)),
-    ("products emulated by integers not looked for", "precision.py", "(1 + eps) * ones * scale, torch.diag(1 / scale)", "(1 + eps) * ones, torch.eye(64, dtype=dtype, device=device)", ("test_precision.py",)),
-    ("the newer setting of TF32 left alone", "precision.py", "place.fp32_precision = \"ieee\"", "pass", ("test_precision.py",)),
+    ("weights that float32 rounds are executed", "verification/options.py", "if not torch.equal(tensor, tensor.float().to(tensor.dtype)):", "if False:", EXECUTIONS),
+    ("epsilons that float32 cannot hold", "verification/options.py", "if not least <= norm.tau <= most:", "if False:", EXECUTIONS),
+    ("TF32 not looked for", "verification/precision.py", "        require_full_precision(device)\n", "", ("test_precision.py",)),
+    ("products emulated by integers not looked for", "verification/precision.py", "(1 + eps) * ones * scale, torch.diag(1 / scale)", "(1 + eps) * ones, torch.eye(64, dtype=dtype, device=device)", ("test_precision.py",)),
+    ("the newer setting of TF32 left alone", "verification/precision.py", "place.fp32_precision = \"ieee\"", "pass", ("test_precision.py",)),
     ("certificates: no room for values", E_ATTENTION, "point.log_P, values, choices, spare.values)", "point.log_P, values, choices)", CHOICES),
     ("certificates: no room for other tokens' images", E_ATTENTION, "off[z.G.dtype], limit, bent)", "off[z.G.dtype], limit)", CHOICES),
     ("certificates: no room for tangents of scores", E_ATTENTION, "linear = linear + spare.score_tangents", "pass", CHOICES),

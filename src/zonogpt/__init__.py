@@ -11,21 +11,22 @@
 from typing import TYPE_CHECKING, Any
 
 from zonogpt._version import __version__
-from zonogpt.certificate import write_certificate
-from zonogpt.certify import Certification, certify
-from zonogpt.compare import Comparison, compare
 from zonogpt.datasets import Dataset, open_dataset
 from zonogpt.errors import CertificateError, ModelError, OptionError, SpecError, ZonoGptError
-from zonogpt.inspection import inspect
 from zonogpt.methods import METHODS
+from zonogpt.methods.ledger import Ledger, LedgerEntry
 from zonogpt.model import zoo
 from zonogpt.model.hf import load
 from zonogpt.model.ir import Model, logits
-from zonogpt.radius import CertifiedRadius, certified_radius
-from zonogpt.result import Ledger, LedgerEntry, Result
-from zonogpt.search.attack import Attack, attack
+from zonogpt.search.descent import Attack, attack
 from zonogpt.spec.spec import Spec, embedding_ball, image_ball
-from zonogpt.verify import verify, verify_many
+from zonogpt.studies.accuracy.certification import Certification, certify
+from zonogpt.studies.radii.comparison import Comparison, compare
+from zonogpt.studies.radii.radius import CertifiedRadius, certified_radius
+from zonogpt.verification.certificate import write_certificate
+from zonogpt.verification.inspection import inspect
+from zonogpt.verification.result import Result
+from zonogpt.verification.run import verify, verify_many
 
 if TYPE_CHECKING:
     from zonogpt.model.vision import GPT2ForImageClassification

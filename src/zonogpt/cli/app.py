@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from zonogpt._version import __version__
-from zonogpt.cli import bench, certify, check, compare, demo, inspect, radius, verify
+from zonogpt.cli import accuracy, check, comparison, inspection, radius, verdict
 from zonogpt.cli.outputs import Guarded, complain
 from zonogpt.errors import ZonoGptError
+from zonogpt_apps.cli import bench, demo
 
 BAD_INPUT = 2
 VERDICT_IN_EXIT_CODE = ("verify", "check")  # where nothing is lost with standard output
@@ -22,12 +23,12 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(verify.verify)
+app.command()(verdict.verify)
 app.command()(check.check)
-app.command()(certify.certify)
+app.command()(accuracy.certify)
 app.command()(radius.radius)
-app.command()(compare.compare)
-app.command()(inspect.inspect)
+app.command()(comparison.compare)
+app.command()(inspection.inspect)
 app.command()(demo.demo)
 app.add_typer(bench.bench, name="bench")
 

@@ -21,13 +21,13 @@ from zonogpt.cli.progress import progress_bar
 from zonogpt.cli.stopping import INTERRUPTED, how_to_continue
 from zonogpt.cli.tables import print_table
 from zonogpt.cli.watching import BarWatcher
-from zonogpt.compare import Comparison, compare
-from zonogpt.files import write_whole
 from zonogpt.model.hf import load
-from zonogpt.radii.rows import ATTACK
-from zonogpt.radii.table import InputLine, by_input, inputs_as_csv
-from zonogpt.radius import TOLERANCE
-from zonogpt.result import basis
+from zonogpt.studies.radii.comparison import Comparison, compare
+from zonogpt.studies.radii.radius import TOLERANCE
+from zonogpt.studies.radii.rows import ATTACK
+from zonogpt.studies.radii.table import InputLine, by_input, inputs_as_csv
+from zonogpt.support.files import write_whole
+from zonogpt.verification.result import basis
 
 
 def radius(
@@ -92,7 +92,7 @@ def write(
     """Whether all files could be written; those that could not are named."""
     done = []
     if out is not None:
-        from zonogpt.radii.figure import draw_inputs  # matplotlib is slow to import
+        from zonogpt.studies.radii.figure import draw_inputs  # matplotlib is slow to import
 
         done.append(attempt(write_whole, out / "table.csv", inputs_as_csv(lines)))
         title = f"{Path(model).name}, method {method}, l_{found.settings.norm} ball"

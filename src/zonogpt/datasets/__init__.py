@@ -12,9 +12,9 @@ from zonogpt.datasets.idx import SPLITS, MnistFiles
 from zonogpt.datasets.pictures import PictureFolder
 from zonogpt.datasets.texts import TextLines
 from zonogpt.errors import OptionError, SpecError
-from zonogpt.files import as_path
 from zonogpt.model import zoo
 from zonogpt.model.ir import ImageEmbedding, Model, check_model
+from zonogpt.support.files import as_path
 
 
 class Dataset(Protocol):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zonogpt.errors import SpecError
-from zonogpt.files import parse_json
+from zonogpt.support.files import parse_json
 
 TEXT, LABEL = ("text", "sentence", "ids"), "label"  # of columns, and of keys
 INTEGER = re.compile(r"\s*[-+]?\d{1,18}\s*", re.ASCII)

@@ -12,8 +12,8 @@ import torch
 
 from zonogpt.datasets.tables import IDS, INTEGER, Line, read_lines
 from zonogpt.errors import OptionError, SpecError
-from zonogpt.files import read_text
 from zonogpt.model import checkpoint
+from zonogpt.support.files import read_text
 
 VOCABULARIES = ("tokenizer.json", "vocab.json")
 

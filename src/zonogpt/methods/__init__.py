@@ -2,9 +2,9 @@
 
 from zonogpt.methods.baselines import BASELINES
 from zonogpt.methods.ellipsoidal import METHOD_E
+from zonogpt.methods.ledger import Guarantee
 from zonogpt.methods.method import Method
 from zonogpt.methods.structured import VARIANTS
-from zonogpt.result import Guarantee
 
 METHODS: dict[str, Method] = {"E": METHOD_E, **VARIANTS, **BASELINES}
 

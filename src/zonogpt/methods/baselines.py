@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zonogpt.arithmetic import Arithmetic
 from zonogpt.domains.ellipsoidal import dual_norm
 from zonogpt.domains.finite import NonFiniteBoundError, require_finite
 from zonogpt.domains.interval import Interval
 from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.structured import rounded_up
+from zonogpt.methods.ledger import Ledger
 from zonogpt.methods.method import Bounds, NonFiniteBlockError, NotEnoughMemoryError, OnBlock, Progress
 from zonogpt.methods.operators.executions import execution_of_block, execution_of_head
 from zonogpt.methods.operators.graph import CrownOperators, Node
@@ -26,8 +26,8 @@ from zonogpt.methods.operators.network import Operators, V, block_output, claim,
 from zonogpt.methods.operators.plan import functional_bytes, plan_graph, plan_intervals, plan_zonotopes
 from zonogpt.methods.operators.zonotopes import ZonotopeOperators
 from zonogpt.methods.plan import Plan, Sizes, whole_sizes
+from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.ir import Head, Model
-from zonogpt.result import Ledger
 from zonogpt.spec.claims import Claim, LinearClaim
 from zonogpt.spec.inputs import centre_and_noise
 from zonogpt.spec.spec import Spec

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 
 import torch
 
-from zonogpt.arithmetic import Arithmetic
 from zonogpt.domains.finite import NonFiniteBoundError
 from zonogpt.errors import OptionError
-from zonogpt.memory import free_bytes
 from zonogpt.methods.adjoint import backward, where_lost
+from zonogpt.methods.ledger import Ledger, LedgerEntry
 from zonogpt.methods.method import Bounds, NonFiniteBlockError, OnBlock
 from zonogpt.methods.plan import (
     Plan,
@@ -35,9 +34,10 @@ from zonogpt.methods.plan import (
 )
 from zonogpt.methods.prefixes import Prefixes, first_moving
 from zonogpt.methods.tape import forward
+from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.ir import Model
-from zonogpt.result import Ledger, LedgerEntry
 from zonogpt.spec.spec import Spec
+from zonogpt.support.memory import free_bytes
 
 # Every spec of a batch has at least this part of the most moving tokens among them: the rest is work for nothing. A GPU
 # waits for small calls longer than it works on them; a CPU gains nothing.

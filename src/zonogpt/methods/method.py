@@ -9,10 +9,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from zonogpt.arithmetic import Arithmetic
+from zonogpt.methods.ledger import Ledger
 from zonogpt.methods.plan import Plan, Sizes
+from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.ir import Model
-from zonogpt.result import Ledger
 from zonogpt.spec.spec import Spec
 
 

@@ -15,16 +15,16 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from zonogpt.arithmetic import Arithmetic
 from zonogpt.domains.ellipsoidal import EllipsoidalZonotope
 from zonogpt.domains.finite import NonFiniteBoundError
-from zonogpt.memory import free_bytes
 from zonogpt.methods.method import NonFiniteBlockError, NotEnoughMemoryError, OnBlock, Progress
 from zonogpt.methods.plan import known_token_bytes, still_token_bytes
 from zonogpt.methods.start import Start, around, embedded_centre
+from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.ir import AttentionBlock, Model
 from zonogpt.spec.spec import Spec
-from zonogpt.tensors import moved
+from zonogpt.support.memory import free_bytes
+from zonogpt.support.tensors import moved
 from zonogpt.transforms.attention_rounding import Still
 from zonogpt.transforms.ellipsoidal.attention import attention_step
 from zonogpt.transforms.ellipsoidal.mlp import mlp_step

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zonogpt.arithmetic import Arithmetic
 from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, dual_norm, minkowski
 from zonogpt.domains.rounding import gamma, up
+from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.ir import Model
 from zonogpt.spec.inputs import InputBox, centre_and_noise
 from zonogpt.spec.spec import Spec

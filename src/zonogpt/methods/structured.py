@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zonogpt.arithmetic import Arithmetic
 from zonogpt.domains.finite import NonFiniteBoundError
 from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.structured import (
@@ -23,10 +22,11 @@ from zonogpt.domains.structured import (
     reduce,
     settled,
 )
+from zonogpt.methods.ledger import Ledger, LedgerEntry
 from zonogpt.methods.method import Bounds, NonFiniteBlockError, OnBlock, Progress
 from zonogpt.methods.plan import Plan, Sizes, plan_structured, whole_sizes
+from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.ir import AttentionBlock, MlpBlock, Model
-from zonogpt.result import Ledger, LedgerEntry
 from zonogpt.spec.inputs import centre_and_radius
 from zonogpt.spec.spec import Spec
 from zonogpt.transforms.attention import fused_attention

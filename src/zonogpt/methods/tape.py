@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zonogpt.arithmetic import Arithmetic
 from zonogpt.domains.ellipsoidal import EllipsoidalZonotope
 from zonogpt.domains.finite import NonFiniteBoundError
 from zonogpt.domains.rounding import gamma, up
 from zonogpt.methods.method import NonFiniteBlockError, OnBlock, Progress
 from zonogpt.methods.prefixes import Before, Prefixes, first_moving, last_attention
 from zonogpt.methods.start import Start, start
+from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.ir import AttentionBlock, Model
 from zonogpt.spec.spec import Spec
 from zonogpt.transforms.attention_rounding import Still

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from zonogpt.errors import ModelError
-from zonogpt.files import read_json
 from zonogpt.model import zoo
+from zonogpt.support.files import read_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = re.compile(r"\w[\w.-]*\.safetensors", re.ASCII)  # a file of the same folder, and no pickle

@@ -26,7 +26,7 @@ from zonogpt.model.ir import (
 from zonogpt.model.layout import image_layout
 from zonogpt.model.replay import HuggingFaceModel, from_folder
 from zonogpt.model.structure import require_plain
-from zonogpt.tensors import fingerprint, moved
+from zonogpt.support.tensors import fingerprint, moved
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

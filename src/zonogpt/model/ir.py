@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zonogpt.errors import ModelError, SpecError
-from zonogpt.tensors import moved
+from zonogpt.support.tensors import moved
 
 
 # Models and their parts are equal only where they are the same object.

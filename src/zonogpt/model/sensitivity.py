@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from zonogpt.model.ir import Model
-from zonogpt.tensors import map_tensors
+from zonogpt.support.tensors import map_tensors
 
 SHAKE = 2.0**-40
 RUNS = 3

@@ -12,10 +12,10 @@ from torch import Tensor
 from zonogpt.model.ir import Model
 from zonogpt.model.replay import HuggingFaceModel
 from zonogpt.model.sensitivity import sensitivity
-from zonogpt.search.attack import RESTARTS, STEPS, attack
+from zonogpt.search.descent import RESTARTS, STEPS, attack
 from zonogpt.spec.inputs import EmbeddingBox, InputBox, PixelBox
 from zonogpt.spec.spec import Spec
-from zonogpt.tensors import ByValue, moved
+from zonogpt.support.tensors import ByValue, moved
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from zonogpt.errors import SpecError
-from zonogpt.tensors import ByValue
+from zonogpt.support.tensors import ByValue
 
 
 class Claim(Protocol):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from zonogpt.model.ir import ImageEmbedding, Model, TokenEmbedding
-from zonogpt.tensors import ByValue
+from zonogpt.support.tensors import ByValue
 
 
 class InputBox(Protocol):

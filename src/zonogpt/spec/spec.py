@@ -16,7 +16,7 @@ from zonogpt.errors import SpecError
 from zonogpt.model.ir import ImageEmbedding, Model, TokenEmbedding, as_ids, as_image
 from zonogpt.spec.claims import Claim, MarginClaim, interval_claim, linear_claim, margin_claim, sign_claim
 from zonogpt.spec.inputs import EmbeddingBox, PixelBox
-from zonogpt.tensors import ByValue, moved
+from zonogpt.support.tensors import ByValue, moved
 
 NORMS = (math.inf, 2.0, 1.0)
 MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"  # of config.problem_type

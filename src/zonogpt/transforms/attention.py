@@ -18,13 +18,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zonogpt.arithmetic import Arithmetic
 from zonogpt.domains.chunks import chunks, temporary_bytes
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.structured import StructuredZonotope, abs_sum
+from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.ir import AttentionBlock
-from zonogpt.tensors import moved
+from zonogpt.support.tensors import moved
 from zonogpt.transforms.attention_point import (
     AttentionPoint,
     attention_point,

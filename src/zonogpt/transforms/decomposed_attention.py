@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zonogpt.arithmetic import Arithmetic
 from zonogpt.domains.chunks import chunks, temporary_bytes
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.rounding import up
 from zonogpt.domains.structured import StructuredZonotope, abs_sum
+from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.ir import AttentionBlock
-from zonogpt.tensors import moved
+from zonogpt.support.tensors import moved
 from zonogpt.transforms.attention import branch_rounding, tangent_rounding
 from zonogpt.transforms.attention_point import (
     AttentionPoint,

@@ -18,8 +18,8 @@ import math
 import torch
 from torch import Tensor
 
-from zonogpt.arithmetic import Arithmetic
 from zonogpt.domains.rounding import LIBRARY, gamma, gammas, length, up
+from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.ir import AttentionBlock, Head, LayerNorm, MlpBlock
 from zonogpt.spec.inputs import InputBox
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zonogpt.arithmetic import Arithmetic
 from zonogpt.domains.chunks import chunks, temporary_bytes
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.structured import StructuredZonotope
+from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.ir import Head
 from zonogpt.spec.claims import Claim
 from zonogpt.transforms.execution import output_error

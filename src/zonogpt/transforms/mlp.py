@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zonogpt.arithmetic import Arithmetic
 from zonogpt.domains.chunks import chunks, temporary_bytes
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.structured import StructuredZonotope, abs_sum
+from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.ir import MlpBlock
 from zonogpt.transforms.execution import mlp_error
 from zonogpt.transforms.gelu import affine_gelu, curvature_bound, gelu, gelu_slope

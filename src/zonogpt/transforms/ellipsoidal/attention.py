@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from zonogpt.arithmetic import Arithmetic
 from zonogpt.domains.choices import Choices, Note, unnoted
 from zonogpt.domains.chunks import chunks
 from zonogpt.domains.ellipsoidal import (
@@ -32,6 +31,7 @@ from zonogpt.domains.ellipsoidal import (
 )
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.rounding import gamma, gammas, length, room, up
+from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.ir import AttentionBlock
 from zonogpt.transforms.attention_rounding import (
     AttentionRounding,

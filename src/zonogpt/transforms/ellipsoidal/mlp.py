@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from zonogpt.arithmetic import Arithmetic
 from zonogpt.domains.choices import Choices
 from zonogpt.domains.chunks import chunks, stream_limit
 from zonogpt.domains.ellipsoidal import (
@@ -26,6 +25,7 @@ from zonogpt.domains.ellipsoidal import (
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.symbols import SymbolSums
+from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.ir import MlpBlock
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep, layernorm_step, rounded_off
 from zonogpt.transforms.execution import mlp_error

@@ -1,0 +1,38 @@
+"""What a method says besides its margins: where width came from, and what its own rounding rests on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Guarantee = Literal["bounded", "estimated"]  # how the rounding of the bounds themselves is accounted for
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """`step` of residual block `block` (1-based; the input is 0, the head comes last) and the `width` it caused.
+
+    Methods A, F, M, D: the mean radius over tokens and features that the step put into its block's output; for the
+    head, the mean loss over the claim's rows. The step "carried" is what earlier symbols amount to behind the block;
+    "reduction" is width that moved from generators into the interval and so lost its symbol, without growing.
+
+    Method E: what the step took from the margin, the mean over the claim's rows that went back (all, up to 1,024). All
+    entries together are what lies between the value at the centre and the margin before the allowance for rounding.
+    """
+
+    block: int
+    kind: str  # "attention", "mlp" or "head"
+    step: str
+    width: float
+
+
+@dataclass(frozen=True)
+class Ledger:
+    entries: tuple[LedgerEntry, ...] = ()
+
+    def total(self, block: int) -> float:
+        """Width at the end of a block, all steps together."""
+        return sum(e.width for e in self.entries if e.block == block and e.step != "reduction")
+
+    def blocks(self) -> list[int]:
+        return sorted({e.block for e in self.entries})

@@ -1,0 +1,49 @@
+"""What a run over a data set records: one row per example and radius."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from zonogpt.studies.rows import record
+
+
+@dataclass(frozen=True)
+class Settings(record.Settings):
+    model: str  # fingerprint of the weights
+    norm: str
+    method: str
+    guarantee: str  # of the method
+    dtype: str
+    positions: str | None  # None for images
+    attack: str | None  # None: no attack
+    seed: int
+    timeout: float | None
+    budget: int | None
+    version: str  # of zonogpt
+
+
+@dataclass(frozen=True)
+class Row(record.Row):
+    """One example at one radius. `margin` and `attack_margin` are None where they were not computed."""
+
+    FLOATS: ClassVar[tuple[str, ...]] = ("margin", "attack_margin")
+
+    index: int  # in the data set
+    name: str
+    label: int | None  # None: the data set has none, and the model's own answer was to be kept
+    predicted: int | None  # None: the model answers by the signs of its outputs
+    correct: bool
+    positions: list[int] | None
+    radius: float
+    status: str  # "misclassified", or the status of the Result
+    implied: bool  # nothing was run: a proof at a larger radius of the same run says it all
+    margin: float | None  # the smallest certified margin
+    seconds: float | None
+    broken: bool | None  # the attack found an input that breaks the claim; None without attack
+    attack_margin: float | None  # the lowest margin that the attack found
+    attack_seconds: float | None
+    reason: str
+    guarantee: str  # "bounded" or "estimated": how the proof accounts for its own rounding
+    arithmetic: str  # what the proof is about: "real" or "float32"
+    finished: str  # when, UTC

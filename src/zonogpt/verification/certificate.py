@@ -1,0 +1,243 @@
+"""Writes a proof of method E down, so that `zonogpt_check` can go through it line by line.
+
+A certificate is the forward and the backward pass once more, over all tokens and with bounds that leave some room
+(`with_room`): the checker rounds differently, and its bounds must stay below those it reads. Choices (slopes, weights
+of covers, which enclosure) are written because any are sound; bounds and sets, because they are compared. The checker
+goes through every certificate before its file appears.
+Derivations: docs/math.md, section "Certificates".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import save
+from torch import Tensor
+
+from zonogpt.domains.choices import Choices
+from zonogpt.domains.finite import NonFiniteBoundError
+from zonogpt.domains.rounding import room, with_room
+from zonogpt.errors import CertificateError, OptionError
+from zonogpt.methods.adjoint import adjoint
+from zonogpt.methods.ellipsoidal import sizes
+from zonogpt.methods.method import NonFiniteBlockError, OnBlock
+from zonogpt.methods.plan import chunk_bytes
+from zonogpt.methods.tape import Tape, forward
+from zonogpt.model.ir import AttentionBlock, ImageEmbedding, Model
+from zonogpt.model.replay import original
+from zonogpt.spec.claims import LinearClaim
+from zonogpt.spec.inputs import EmbeddingBox
+from zonogpt.spec.spec import Spec
+from zonogpt.support.files import write_whole
+from zonogpt.support.tensors import moved
+from zonogpt.transforms.ellipsoidal.attention import AttentionStep
+from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep
+from zonogpt.verification.options import resolve_device
+from zonogpt.verification.precision import full_precision
+from zonogpt.verification.run import check_match, out_of_memory
+from zonogpt_check import check as checker
+from zonogpt_check.sets import InvalidError, UnreadableError
+
+FORMAT = "zonogpt certificate 2"
+ZEROS = "0" * 64
+NORMS = {float("inf"): "inf", 2.0: "2", 1.0: "1"}
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def write_certificate(
+    model: Model,
+    spec: Spec,
+    file: str | Path,
+    device: str | torch.device | None = None,
+    on_block: OnBlock | None = None,
+    check: bool = True,
+    on_check: Callable[[], None] | None = None,
+) -> Tensor:
+    """Proves the spec once more by method E, about real arithmetic, writes that down, and returns the margins (K,).
+
+    With `check` the file appears only after `zonogpt_check` has accepted it, reading it and the model from the disk; a
+    model that was loaded as an object is saved to a temporary directory for that. `on_check` is called before, as that
+    may take longer than the proof. CertificateError if the claim is not proved with the room that a certificate needs,
+    or if the checker does not accept the file; nothing is written then.
+    """
+    check_match(model, spec)
+    _require_checkable(model, Path(file), check)
+    at = resolve_device(device, model)
+    net, here = model.converted(at, torch.float64), moved(spec, at, torch.float64)
+    limit = chunk_bytes(sizes(net, here), 8, 1, None)
+    with torch.no_grad(), full_precision(at), with_room():
+        try:
+            tape = forward(net, [here], torch.float64, limit, on_block, every_token=True)
+            arrays, margins = _claim(tape, here)
+        except (NonFiniteBlockError, NonFiniteBoundError) as error:
+            raise CertificateError(f"no certificate: {error}") from error
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            raise CertificateError("no certificate: out of memory; it needs all tokens of every block") from error
+    if not bool((margins > 0).all()):
+        raise CertificateError(
+            f"no certificate: with the room that its checker needs, the lowest margin is {float(margins.min()):.4g}"
+        )
+    about = {
+        "model": model_digest(model),
+        "arithmetic": "real",
+        "input": _input(arrays, model, spec),
+        "claim": {"label": spec.label},
+    }
+    _blocks(arrays, tape)
+
+    def accept(draft: Path) -> None:
+        if check:
+            if on_check is not None:
+                on_check()
+            _accept(draft, model)
+
+    write_whole(Path(file), _packed(arrays, about), accept)
+    return margins
+
+
+def _require_checkable(model: Model, file: Path, check: bool) -> None:
+    if check and file.exists() and not file.is_file():
+        raise OptionError(f"{file} is no regular file, so what is written there cannot be checked")
+    if check and original(model) is None:
+        raise OptionError("this model was put together by hand: the checker reads models from directories only")
+
+
+def _accept(file: Path, model: Model) -> None:
+    judge = original(model)
+    assert judge is not None
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            checker.check(file, judge.on_disk(Path(scratch)))
+        except InvalidError as error:
+            raise CertificateError(f"no certificate: its checker rejects it: {error}") from error
+        except UnreadableError as error:
+            raise CertificateError(f"no certificate: its checker cannot read it: {error}") from error
+
+
+def _packed(arrays: Arrays, about: dict[str, Any]) -> bytes:
+    """As safetensors, with the digest of the whole file, its own digits taken as zeros, in the header."""
+    metadata = {"format": FORMAT, "digest": ZEROS, "about": json.dumps(about)}
+    content = save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata)
+    said = hashlib.sha256(content).hexdigest()
+    return content.replace(f'"digest":"{ZEROS}"'.encode(), f'"digest":"{said}"'.encode(), 1)
+
+
+def model_digest(model: Model) -> str:
+    """sha256 of everything that the outputs depend on, weights as float64."""
+    embedding = model.embedding
+    image: list[int] = []
+    if isinstance(embedding, ImageEmbedding):
+        image = [*embedding.image_size, *embedding.patch_size]
+        arrays = [embedding.weight, embedding.bias, embedding.positions]
+    else:
+        arrays = [embedding.tokens, embedding.positions]
+    for block in model.blocks:
+        arrays += [block.norm.gamma, block.norm.beta]
+        if isinstance(block, AttentionBlock):
+            arrays += [block.w_qkv, block.b_qkv, block.w_o, block.b_o]
+        else:
+            arrays += [block.w_1, block.b_1, block.w_2, block.b_2]
+    head = model.head
+    arrays += [head.norm.gamma, head.norm.beta, head.weight] + ([] if head.bias is None else [head.bias])
+    said = [model.architecture, model.n_heads, model.pad_token_id, image, head.norm.tau]
+    return _digest(said, [_floats(array) for array in arrays])
+
+
+def _digest(said: object, arrays: list[NDArray[np.float64]]) -> str:
+    state = hashlib.sha256(json.dumps(said).encode())
+    for array in arrays:
+        state.update(json.dumps(array.shape).encode() + np.ascontiguousarray(array, dtype="<f8").tobytes())
+    return state.hexdigest()
+
+
+def _floats(x: Tensor) -> NDArray[np.float64]:
+    return x.detach().to("cpu", torch.float64).numpy()
+
+
+def _input(arrays: Arrays, model: Model, spec: Spec) -> dict[str, Any]:
+    box = spec.input
+    about: dict[str, Any] = {"norm": NORMS[box.norm], "radius": spec.radius}
+    if isinstance(box, EmbeddingBox):
+        about |= {"ids": model.readable_ids(box.ids).tolist(), "positions": list(box.positions)}
+    names = ("anchor", "lower", "upper") if about["norm"] == "inf" else ("anchor",)
+    sets = [_floats(getattr(box, name)) for name in names]
+    arrays |= {f"input.{name}": array for name, array in zip(names, sets, strict=True)}
+    said = [about["norm"], about["radius"], about.get("ids"), about.get("positions")]
+    return about | {"sha256": _digest(said, sets)}
+
+
+def _claim(tape: Tape, spec: Spec) -> tuple[Arrays, Tensor]:
+    """The claim's margins, and what every step takes from those rows that go back through all blocks."""
+    margins, rows, losses = adjoint(tape)
+    arrays: Arrays = {"claim.rows": rows[0].cpu().numpy()}
+    if isinstance(spec.claim, LinearClaim):
+        arrays |= {"claim.matrix": _floats(spec.claim.rows), "claim.offset": _floats(spec.claim.offset)}
+    # What is nothing but rounding is another number in the checker, in size at most what all steps round.
+    rounded = torch.stack([loss for (_, _, step), loss in losses.items() if step == "rounding"]).sum(0)
+    losses = {where: _wider(loss) + rounded / (16 * len(losses)) for where, loss in losses.items()}
+    for (block, kind, step), loss in losses.items():
+        place = kind if kind in ("input", "head") else f"block {block} ({kind})"
+        arrays[f"{place}.loss.{step}"] = _floats(loss[0])
+    total = torch.stack([loss[0] for loss in losses.values()]).sum(0)
+    least = (tape.value - margins)[0]
+    least[rows[0]] = torch.maximum(least[rows[0]], total)
+    out = (tape.value[0] - _wider(least, 4) - tape.rounding[0]).cpu()
+    arrays["claim.margins"] = _floats(out)
+    return arrays, out
+
+
+def _wider(loss: Tensor, times: int = 1) -> Tensor:
+    """With room; losses against a range may be negative."""
+    return loss + times * room() * loss.abs()
+
+
+def _blocks(arrays: Arrays, tape: Tape) -> None:
+    """The sets between the blocks, and each step's choices and bounds."""
+    norms = [step.norm for step in tape.steps] + [tape.head]
+    places = [f"block {t} ({step.kind})" for t, step in enumerate(tape.steps, start=1)]
+    for place, norm in zip(["input", *places], norms, strict=True):
+        arrays |= {f"{place}.c": _floats(norm.z.c[0]), f"{place}.Q": _floats(norm.z.Q[0])}
+    for place, step in zip(places, tape.steps, strict=True):
+        arrays |= _norm(place, step.norm, slice(None)) | _choices(place, step.choices)
+        if isinstance(step, AttentionStep):
+            found = {
+                "R_U": step.R_U[0], "W": step.softmax.W[0], "zeta": step.softmax.zeta[0],
+                "t_own": step.t.own[:, 0], "t_local": step.t.local[0], "t_crossed": step.t.crossed[0],
+            }  # fmt: skip
+            arrays[f"{place}.rows"] = step.softmax.sloped[0].cpu().numpy()
+        else:
+            found = {
+                "radius": step.radius[0], "slope": step.slope[0], "mid": step.mid[0], "half": step.half[0],
+            }  # fmt: skip
+        arrays |= {f"{place}.{name}": _floats(x) for name, x in found.items()}
+    arrays |= _norm("head", tape.head, slice(None) if bool((tape.pool > 0).all()) else slice(-1, None))
+
+
+def _norm(place: str, norm: LayerNormStep, tokens: slice) -> Arrays:
+    floats = {"shift": norm.shift, "half": norm.half, "largest": norm.largest, "delta": norm.delta}
+    flags = {"sloped": norm.sloped, "polar": norm.polar}
+    arrays: Arrays = {f"{place}.norm.{name}": _floats(x[0, tokens]) for name, x in floats.items()}
+    arrays |= {f"{place}.norm.{name}": x[0, tokens].cpu().numpy() for name, x in flags.items()}
+    arrays |= _choices(f"{place}.norm", norm.choices, tokens)
+    arrays[f"{place}.norm.flat"] = norm.choices["flat"][0, tokens].mT.cpu().numpy()  # (rows, tokens)
+    return arrays
+
+
+def _choices(place: str, choices: Choices, tokens: slice = slice(None)) -> Arrays:
+    """The last axis is that of tokens wherever not all of them are needed."""
+    out: Arrays = {}
+    for name, x in choices.items():
+        one = x[0] if len(x) == 1 else x[:, 0]  # the batch of one comes first, or behind the sets of a sum
+        out[f"{place}.{name}"] = one[..., tokens].contiguous().cpu().numpy()
+    return out
