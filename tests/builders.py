@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
 
 import zonogpt
 from zonogpt.domains.structured import StructuredZonotope
-from zonogpt.model.ir import AttentionBlock, LayerNorm, MlpBlock
+from zonogpt.model.nodes import Attention, Block, Mlp, Norm
 
 
 def generator(seed: int) -> torch.Generator:
@@ -19,27 +21,32 @@ def randn(g: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=g, dtype=torch.float64)
 
 
-def layer_norm(g: torch.Generator, d: int, tau: float = 1e-5) -> LayerNorm:
-    return LayerNorm(1 + 0.3 * randn(g, d), 0.3 * randn(g, d), tau)
+def layer_norm(g: torch.Generator, d: int, tau: float = 1e-5) -> Norm:
+    return Norm(1 + 0.3 * randn(g, d), 0.3 * randn(g, d), tau)
 
 
-def attention_block(seed: int, d: int = 6, n_heads: int = 2, causal: bool = True, scale: float = 0.6) -> AttentionBlock:
+def attention_block(
+    seed: int, d: int = 6, n_heads: int = 2, causal: bool = True, scale: float = 0.6, inner: int | None = None
+) -> Block[Attention]:
+    """`inner` features of all heads together; by default as many as a token has."""
+    g, inner = generator(seed), d if inner is None else inner
+    norm = layer_norm(g, d)
+    w_q, w_k, w_v = (scale * randn(g, d, 3 * inner)).chunk(3, dim=1)
+    b_q, b_k, b_v = (scale * randn(g, 3 * inner)).chunk(3)
+    w_o, b_o = scale * randn(g, inner, d), randn(g, d)
+    mask = "causal" if causal else "bidirectional"
+    return Block(norm, Attention(w_q, w_k, w_v, w_o, b_q, b_k, b_v, b_o, n_heads, mask))
+
+
+def mlp_block(seed: int, d: int = 6, hidden: int = 12, scale: float = 0.8) -> Block[Mlp]:
     g = generator(seed)
-    return AttentionBlock(
-        layer_norm(g, d), scale * randn(g, d, 3 * d), scale * randn(g, 3 * d), scale * randn(g, d, d), randn(g, d),
-        n_heads, causal,
-    )  # fmt: skip
+    norm = layer_norm(g, d)
+    return Block(norm, Mlp(scale * randn(g, d, hidden), randn(g, hidden), scale * randn(g, hidden, d), randn(g, d)))
 
 
-def mlp_block(seed: int, d: int = 6, hidden: int = 12, scale: float = 0.8) -> MlpBlock:
-    g = generator(seed)
-    return MlpBlock(
-        layer_norm(g, d),
-        scale * randn(g, d, hidden),
-        randn(g, hidden),
-        scale * randn(g, hidden, d),
-        randn(g, d),
-    )
+def changed(block: Block, **changes: object) -> Block:
+    """The block with other fields in its branch."""
+    return replace(block, branch=replace(block.branch, **changes))
 
 
 def zonotope(seed: int, S: int = 4, d: int = 6, m: int = 5, q: int = 3, radius: float = 0.02) -> StructuredZonotope:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from flint import arb, arb_mat, ctx
 from torch import Tensor
 
-from zonogpt.model.ir import AttentionBlock, LayerNorm, MlpBlock, Model
+from zonogpt.model.ir import Model
+from zonogpt.model.nodes import Attention, Block, Mlp, Norm
 
 ctx.prec = 256
 
@@ -36,7 +37,7 @@ def affine(x: arb_mat, weight: Tensor, bias: Tensor | None) -> arb_mat:
     return from_rows([[v + arb(b[j]) for j, v in enumerate(row)] for row in rows_of(out)])
 
 
-def layer_norm(norm: LayerNorm, x: arb_mat) -> arb_mat:
+def layer_norm(norm: Norm, x: arb_mat) -> arb_mat:
     gamma, beta, tau = norm.gamma.double().tolist(), norm.beta.double().tolist(), arb(norm.tau)
     out = []
     for row in rows_of(x):
@@ -53,14 +54,15 @@ def gelu(t: arb) -> arb:
     return t / 2 * (1 + h.tanh())
 
 
-def attention(block: AttentionBlock, x: arb_mat) -> arb_mat:
-    S, d, H = x.nrows(), x.ncols(), block.n_heads
+def attention(block: Block[Attention], x: arb_mat) -> arb_mat:
+    of, n = block.branch, layer_norm(block.norm, x)
+    S, d, H = x.nrows(), of.inner, of.n_heads
     e = d // H
-    qkv = rows_of(affine(layer_norm(block.norm, x), block.w_qkv, block.b_qkv))
-    visible = block.visible(S).tolist()
+    projected = [rows_of(affine(n, w, b)) for w, b in of.projections]
+    visible = of.visible(S).tolist()
     heads = [[arb(0)] * d for _ in range(S)]
     for h in range(H):
-        q, k, v = ([row[part * d + h * e : part * d + (h + 1) * e] for row in qkv] for part in range(3))
+        q, k, v = ([row[h * e : (h + 1) * e] for row in part] for part in projected)
         for i in range(S):
             keys = [j for j in range(S) if visible[i][j]]
             scores = [sum((a * b for a, b in zip(q[i], k[j], strict=True)), arb(0)) / arb(e).sqrt() for j in keys]
@@ -69,16 +71,17 @@ def attention(block: AttentionBlock, x: arb_mat) -> arb_mat:
             total = sum(weights, arb(0))
             for c in range(e):
                 heads[i][h * e + c] = sum((w * v[j][c] for w, j in zip(weights, keys, strict=True)), arb(0)) / total
-    return x + affine(from_rows(heads), block.w_o, block.b_o)
+    return x + affine(from_rows(heads), of.w_o, of.b_o)
 
 
-def mlp(block: MlpBlock, x: arb_mat) -> arb_mat:
-    hidden = affine(layer_norm(block.norm, x), block.w_1, block.b_1)
-    return x + affine(from_rows([[gelu(t) for t in row] for row in rows_of(hidden)]), block.w_2, block.b_2)
+def mlp(block: Block[Mlp], x: arb_mat) -> arb_mat:
+    of = block.branch
+    hidden = affine(layer_norm(block.norm, x), of.w_1, of.b_1)
+    return x + affine(from_rows([[gelu(t) for t in row] for row in rows_of(hidden)]), of.w_2, of.b_2)
 
 
-def block_output(block: AttentionBlock | MlpBlock, x: arb_mat) -> arb_mat:
-    return attention(block, x) if isinstance(block, AttentionBlock) else mlp(block, x)
+def block_output(block: Block, x: arb_mat) -> arb_mat:
+    return {"attention": attention, "mlp": mlp}[block.kind](block, x)
 
 
 def outputs(model: Model, tokens: arb_mat) -> list[arb]:
@@ -88,7 +91,7 @@ def outputs(model: Model, tokens: arb_mat) -> list[arb]:
         x = block_output(block, x)
     n = rows_of(layer_norm(model.head.norm, x))
     S = len(n)
-    pooled = n[-1] if model.head.pool == "last" else [sum(column, arb(0)) / S for column in zip(*n, strict=True)]
+    pooled = n[-1] if model.head.reads_last else [sum(column, arb(0)) / S for column in zip(*n, strict=True)]
     return rows_of(affine(from_rows([pooled]), model.head.weight, model.head.bias))[0]
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from zonogpt import Model, Spec
-from zonogpt.model.ir import AttentionBlock, LayerNorm
+from zonogpt.model.nodes import Attention as AttentionNode
+from zonogpt.model.nodes import Block, Norm as NormNode
 from zonogpt.spec.inputs import centre_and_radius
 from zonogpt.support.tensors import moved
 from zonogpt.transforms.gelu import affine_gelu
@@ -60,7 +61,7 @@ def form(Q: Tensor, w: Tensor) -> float:
 class Norm:
     """LayerNorm of one token: x = c + T^T eps + (ellipsoid Q)."""
 
-    def __init__(self, norm: LayerNorm, c: Tensor, G: Tensor, Q: Tensor) -> None:
+    def __init__(self, norm: NormNode, c: Tensor, G: Tensor, Q: Tensor) -> None:
         d = len(c)
         self.gamma, self.d = norm.gamma, d
         Pi = torch.eye(d, dtype=c.dtype) - 1 / d
@@ -93,17 +94,18 @@ def phi(W: Tensor) -> Tensor:
 
 
 class Attention:
-    def __init__(self, block: AttentionBlock, c: Tensor, G: Tensor, Q: Tensor) -> None:
+    def __init__(self, whole: Block[AttentionNode], c: Tensor, G: Tensor, Q: Tensor) -> None:
         S, d = c.shape
+        block = whole.branch
         H, e = block.n_heads, d // block.n_heads
         root = math.sqrt(e)
         self.block, self.S, self.H = block, S, H
-        self.norms = [Norm(block.norm, c[s], G[:, s], Q[s]) for s in range(S)]
+        self.norms = [Norm(whole.norm, c[s], G[:, s], Q[s]) for s in range(S)]
         n0 = torch.stack([n.centre for n in self.norms])
         Gn = torch.stack([G[:, s] @ n.J.T for s, n in enumerate(self.norms)], 1)
         linear = [n.J @ Q[s] @ n.J.T for s, n in enumerate(self.norms)]
         merged = [minkowski(L, n.error) for L, n in zip(linear, self.norms, strict=True)]
-        w = block.w_qkv.reshape(d, 3, H, e)
+        w = torch.stack([w for w, _ in block.projections], dim=1).reshape(d, 3, H, e)
         out_c, out_G = c + block.b_o, G.clone()
         pieces: list[list[Tensor]] = [[] for _ in range(S)]  # ellipsoids to be added, per query
         maps = torch.zeros(S, S, d, d, dtype=c.dtype)  # query, source: the branch's derivative
@@ -111,7 +113,7 @@ class Attention:
         for h in range(H):
             Wq, Wk, Wv = (w[:, k, h].T for k in range(3))  # (e, d)
             Wo = block.w_o.reshape(H, e, d)[h].T  # (d, e)
-            bq, bk, bv = block.b_qkv.reshape(3, H, e)[:, h]
+            bq, bk, bv = (b.reshape(H, e)[h] for _, b in block.projections)
             q, k, v = n0 @ Wq.T + bq, n0 @ Wk.T + bk, n0 @ Wv.T + bv
             dq, dk, dv = Gn @ Wq.T, Gn @ Wk.T, Gn @ Wv.T  # (m, S, e)
             spread = lambda W, s: torch.sqrt((W @ merged[s] @ W.T).diagonal().clamp(min=0))  # noqa: E731
@@ -197,9 +199,9 @@ class Attention:
 
 
 class Mlp:
-    def __init__(self, block, c: Tensor, G: Tensor, Q: Tensor) -> None:  # type: ignore[no-untyped-def]
-        self.block = block
-        self.norms = [Norm(block.norm, c[s], G[:, s], Q[s]) for s in range(len(c))]
+    def __init__(self, whole: Block, c: Tensor, G: Tensor, Q: Tensor) -> None:
+        self.block = block = whole.branch
+        self.norms = [Norm(whole.norm, c[s], G[:, s], Q[s]) for s in range(len(c))]
         out_c, out_G, out_Q, self.slopes, self.halves = [], [], [], [], []
         W1, W2 = block.w_1.T, block.w_2.T
         for s, norm in enumerate(self.norms):
@@ -241,11 +243,11 @@ def plain_margins(model: Model, spec: Spec) -> Tensor:
     G, Q = G0, torch.zeros(S, d, d, dtype=c.dtype)
     tape: list[Attention | Mlp] = []
     for block in model.blocks:
-        tape.append(Attention(block, c, G, Q) if isinstance(block, AttentionBlock) else Mlp(block, c, G, Q))
+        tape.append({"attention": Attention, "mlp": Mlp}[block.kind](block, c, G, Q))
         c, G, Q = tape[-1].out
     norms = [Norm(model.head.norm, c[s], G[:, s], Q[s]) for s in range(S)]
     rows, offset = spec.claim.fold(model.head.weight, model.head.bias)
-    pool = model.head.pool_weights(S)
+    pool = model.head.read_weights(S)
     margins = []
     for row, off in zip(rows, offset, strict=True):
         value = float(off + row @ sum(p * norm.centre for p, norm in zip(pool, norms, strict=True)))

@@ -300,12 +300,12 @@ def test_a_token_without_a_slope_is_flat(proved, monkeypatch):
 
 def test_what_the_checker_rejects_is_not_written(tmp_path, monkeypatch):
     model, spec = saved(ordinary(0, 8, math.inf), tmp_path / "model")
-    kept = zonogpt.certificate._packed
+    kept = zonogpt.verification.certificate._packed
 
     def damaged(arrays, about):
         return kept(arrays | {"block 2 (mlp).radius": arrays["block 2 (mlp).radius"] * 0.5}, about)
 
-    monkeypatch.setattr(zonogpt.certificate, "_packed", damaged)
+    monkeypatch.setattr(zonogpt.verification.certificate, "_packed", damaged)
     with pytest.raises(CertificateError, match=r"its checker rejects it: block 2 \(mlp\)\.radius\[0, 0\] is too small"):
         zonogpt.write_certificate(model, spec, tmp_path / "c")
     assert [file.name for file in tmp_path.iterdir()] == ["model"]

@@ -6,8 +6,10 @@ be compared with: plain, sound, and as precise as their idea allows without sear
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,16 +20,18 @@ from zonogpt.domains.interval import Interval
 from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.structured import rounded_up
 from zonogpt.methods.ledger import Ledger
-from zonogpt.methods.method import Bounds, NonFiniteBlockError, NotEnoughMemoryError, OnBlock, Progress
+from zonogpt.methods.method import Bounds, NonFiniteBlockError, NotEnoughMemoryError, Numerics, OnBlock, Progress
 from zonogpt.methods.operators.executions import execution_of_block, execution_of_head
-from zonogpt.methods.operators.graph import CrownOperators, Node
+from zonogpt.methods.operators.graph import CrownOperators, GraphNode
 from zonogpt.methods.operators.intervals import IntervalOperators
-from zonogpt.methods.operators.network import Operators, V, block_output, claim, pooled
+from zonogpt.methods.operators.network import RULES, Operators, V, block_output, claim, pooled
 from zonogpt.methods.operators.plan import functional_bytes, plan_graph, plan_intervals, plan_zonotopes
-from zonogpt.methods.operators.zonotopes import ZonotopeOperators
+from zonogpt.methods.operators.zonotopes import DenseZonotope, ZonotopeOperators
 from zonogpt.methods.plan import Plan, Sizes, whole_sizes
+from zonogpt.methods.rules import Rules
 from zonogpt.model.arithmetic import Arithmetic
-from zonogpt.model.ir import Head, Model
+from zonogpt.model.ir import Model
+from zonogpt.model.nodes import Head, Node
 from zonogpt.spec.claims import Claim, LinearClaim
 from zonogpt.spec.inputs import centre_and_noise
 from zonogpt.spec.spec import Spec
@@ -71,85 +75,125 @@ class Run:
     claim: Claim
     arithmetic: Arithmetic  # float32: only those methods that bound rounding
 
-    @property
-    def n_tokens(self) -> int:
-        return self.start.c.shape[0]
-
-    def at(self, t: int) -> Callable[[], None]:
+    def tick(self, t: int) -> Callable[[], None]:
         """To be called while block t (from 1; the head is last) is bounded, as often as one likes."""
         blocks = self.model.blocks
         progress = Progress(min(t, len(blocks)), len(blocks), blocks[t - 1].kind if t <= len(blocks) else "head")
         return lambda: None if self.on_block is None else self.on_block(progress)
 
-    def margins(self, ops: Operators[V], x: V) -> Tensor:
-        """(K,): lower bounds of the claim's rows of the last block's output x."""
-        head: Head = self.model.head
-        pool = pooled(ops, head, x, self.n_tokens)
-        parts = zip(*(x.split(ROWS) for x in (self.rows, self.offset, self.row_sizes)), strict=True)
-        return torch.cat([ops.bounds(claim(ops, head, pool, *part)).lower[0] for part in parts])
+
+class Analysis(Protocol[V]):
+    """What a method makes of a run's values. Its operators may change on the way."""
+
+    @property
+    def ops(self) -> Operators[V]: ...
+
+    def begin(self) -> V:
+        """The input set."""
+
+    def at(self, tick: Callable[[], None]) -> None:
+        """A block begins, or the head; `tick` is to be called now and then."""
+
+    def behind(self, block: Node, before: V, x: V) -> tuple[V, tuple[Tensor, ...]]:
+        """The block's output x as the next block gets it, and numbers that must be finite."""
+
+    def lost(self, x: V) -> Tensor | None:
+        """(K,): what is taken off the margins besides; None: nothing."""
 
 
-def run_ibp(run: Run) -> Tensor:
-    ops, x = IntervalOperators(), run.start.box
+def margins(run: Run, analysis: Analysis[V]) -> Tensor:
+    """(K,): lower bounds of the claim's rows. The one loop over the blocks."""
+    x = analysis.begin()
     for t, block in enumerate(run.model.blocks, start=1):
-        run.at(t)()
-        before, x = x, block_output(ops, block, x)
-        if run.arithmetic == "float32":
+        analysis.at(run.tick(t))
+        x, numbers = analysis.behind(block, x, block_output(analysis.ops, block, x))
+        _require_finite(t, block.kind, *numbers)
+    analysis.at(run.tick(len(run.model.blocks) + 1))
+    ops, head = analysis.ops, run.model.head
+    pool = pooled(ops, head, x, run.start.c.shape[0])
+    parts = zip(*(x.split(ROWS) for x in (run.rows, run.offset, run.row_sizes)), strict=True)
+    found = torch.cat([ops.bounds(claim(ops, head, pool, *part)).lower[0] for part in parts])
+    lost = analysis.lost(x)
+    if lost is not None:
+        found = found - lost - gamma(2, found.dtype) * (found.abs() + lost)
+    _require_finite(len(run.model.blocks) + 1, "head", found)
+    return found
+
+
+class Ibp:
+    def __init__(self, run: Run) -> None:
+        self.run, self.ops = run, IntervalOperators()
+
+    def begin(self) -> Interval:
+        return self.run.start.box
+
+    def at(self, tick: Callable[[], None]) -> None:
+        tick()
+
+    def behind(self, block: Node, before: Interval, x: Interval) -> tuple[Interval, tuple[Tensor, ...]]:
+        if self.run.arithmetic == "float32":
             x = x.widened(execution_of_block(block, before))
-        _require_finite(t, block.kind, x.lower, x.upper)
-    margins = run.margins(ops, x)
-    if run.arithmetic == "float32":
-        off = execution_of_head(run.model.head, x)
-        spread = up(run.claim.spread(off.double()).to(margins), run.model.n_outputs)
-        margins = margins - spread - gamma(2, margins.dtype) * (margins.abs() + spread)
-    return margins
+        return x, (x.lower, x.upper)
+
+    def lost(self, x: Interval) -> Tensor | None:
+        if self.run.arithmetic == "real":
+            return None
+        off = execution_of_head(self.run.model.head, x)
+        return up(self.run.claim.spread(off.double()).to(off), self.run.model.n_outputs)
 
 
-def run_deepz(run: Run) -> Tensor:
+class DeepZ:
     """Generators are kept for good: memory grows with the square of S d, and with every operator."""
-    c, local = run.start.c, run.start.local
-    token, index = (local.abs().amax(-1) > 0).nonzero().unbind(1)
-    G = c.new_zeros(len(token), *c.shape)
-    G[torch.arange(len(token), device=c.device), token] = local[token, index]
-    ops = ZonotopeOperators(len(G), run.start.p, run.at(1))
-    x = ops.zonotope(c, G)
-    for t, block in enumerate(run.model.blocks, start=1):
-        ops.tick = run.at(t)
-        x = block_output(ops, block, x)
-        _require_finite(t, block.kind, x.c, x.G)
-    return run.margins(ops, x)
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        token, index = (run.start.local.abs().amax(-1) > 0).nonzero().unbind(1)
+        self.G = run.start.c.new_zeros(len(token), *run.start.c.shape)
+        self.G[torch.arange(len(token), device=token.device), token] = run.start.local[token, index]
+        self.ops = ZonotopeOperators(len(self.G), run.start.p, run.tick(1))
+
+    def begin(self) -> DenseZonotope:
+        return self.ops.zonotope(self.run.start.c, self.G)
+
+    def at(self, tick: Callable[[], None]) -> None:
+        self.ops.tick = tick
+
+    def behind(self, block: Node, before: DenseZonotope, x: DenseZonotope) -> tuple[DenseZonotope, tuple[Tensor, ...]]:
+        return x, (x.c, x.G)
+
+    def lost(self, x: DenseZonotope) -> None:
+        return None
 
 
-def run_crown(run: Run) -> Tensor:
+class Crown:
     """All intermediate bounds by substitution down to the input itself."""
-    ops = CrownOperators(run.start.lowest, run.functional_bytes)
-    x = ops.start(run.start.c, run.start.box)
-    for t, block in enumerate(run.model.blocks, start=1):
-        ops.tick = run.at(t)
-        x = block_output(ops, block, x)
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.ops = run, CrownOperators(run.start.lowest, run.functional_bytes)
+
+    def begin(self) -> GraphNode:
+        return self.ops.start(self.run.start.c, self.run.start.box)
+
+    def at(self, tick: Callable[[], None]) -> None:
+        self.ops.tick = tick
+
+    def behind(self, block: Node, before: GraphNode, x: GraphNode) -> tuple[GraphNode, tuple[Tensor, ...]]:
         everywhere = torch.stack([torch.ones_like(x.like), -torch.ones_like(x.like)])
-        _require_finite(t, block.kind, ops.lower(x, everywhere))  # here rather than at the end: it names the block
-    return run.margins(ops, x)
+        return x, (self.ops.lower(x, everywhere),)  # here rather than at the end: it names the block
+
+    def lost(self, x: GraphNode) -> None:
+        return None
 
 
-def run_covenn(run: Run) -> Tensor:
+class CoVeNN(Crown):
     """Substitution down to the block's own input, of which the next block learns an interval per entry."""
-    ops = CrownOperators(run.start.lowest, run.functional_bytes)
-    x = ops.start(run.start.c, run.start.box)
-    for t, block in enumerate(run.model.blocks, start=1):
-        ops.tick = run.at(t)
-        box = ops.bounds(block_output(ops, block, x))
-        _require_finite(t, block.kind, box.lower, box.upper)
-        ops, x = _afresh(box, run)
-    ops.tick = run.at(len(run.model.blocks) + 1)
-    return run.margins(ops, x)
 
-
-def _afresh(box: Interval, run: Run) -> tuple[CrownOperators, Node]:
-    """A new graph whose input is any value of the box."""
-    start = Start(box.centre, torch.diag_embed(box.radius), torch.inf)
-    ops = CrownOperators(start.lowest, run.functional_bytes)
-    return ops, ops.start(start.c, box)
+    def behind(self, block: Node, before: GraphNode, x: GraphNode) -> tuple[GraphNode, tuple[Tensor, ...]]:
+        box = self.ops.bounds(x)
+        start = Start(box.centre, torch.diag_embed(box.radius), torch.inf)  # a new graph: any value of the box
+        tick, self.ops = self.ops.tick, CrownOperators(start.lowest, self.run.functional_bytes)
+        self.ops.tick = tick
+        return self.ops.start(start.c, box), (box.lower, box.upper)
 
 
 def _require_finite(t: int, kind: str, *tensors: Tensor) -> None:
@@ -163,56 +207,42 @@ def _require_finite(t: int, kind: str, *tensors: Tensor) -> None:
 class Baseline:
     name: str
     summary: str
-    run: Callable[[Run], Tensor]
-    planned: Callable[[Sizes, int, int | None], Plan]
+    analysis: Callable[[Run], Analysis[Any]]
+    planned: Callable[[Sizes, Numerics], Plan]
     rounding_bounded: bool = False
+    rules: Rules = RULES
 
     def sizes(self, model: Model, spec: Spec) -> Sizes:
         return whole_sizes(model, spec)
 
-    def plan(self, sizes: Sizes, dtype: torch.dtype, budget_bytes: int | None) -> Plan:
-        return self.planned(sizes, dtype.itemsize, budget_bytes)
+    def plan(self, sizes: Sizes, numerics: Numerics) -> Plan:
+        return self.planned(sizes, numerics)
 
-    def for_run(
-        self, model: Model, specs: Sequence[Spec], budget_bytes: int | None, arithmetic: Arithmetic
-    ) -> Baseline:
+    def for_run(self, model: Model, specs: Sequence[Spec], numerics: Numerics) -> Baseline:
         return self
 
-    def batches(
-        self, model: Model, specs: Sequence[Spec], dtype: torch.dtype, budget_bytes: int | None
-    ) -> list[list[int]]:
+    def batches(self, model: Model, specs: Sequence[Spec], numerics: Numerics) -> list[list[int]]:
         return [[i] for i in range(len(specs))]
 
     def bound_many(
-        self,
-        model: Model,
-        specs: Sequence[Spec],
-        dtype: torch.dtype,
-        budget_bytes: int | None,
-        on_block: OnBlock | None,
-        arithmetic: Arithmetic = "real",
+        self, model: Model, specs: Sequence[Spec], numerics: Numerics, on_block: OnBlock | None
     ) -> list[Bounds]:
-        rounded = model.converted(model.device, dtype)
-        return [self.bound(rounded, model.head, spec, budget_bytes, on_block, arithmetic) for spec in specs]
+        rounded = model.converted(model.device, numerics.dtype)
+        return [self.bound(rounded, model.head, spec, numerics, on_block) for spec in specs]
 
     def bound(
-        self,
-        model: Model,
-        head: Head,
-        spec: Spec,
-        budget_bytes: int | None,
-        on_block: OnBlock | None,
-        arithmetic: Arithmetic = "real",
+        self, model: Model, head: Head, spec: Spec, numerics: Numerics, on_block: OnBlock | None = None
     ) -> Bounds:
         """Lower bounds of the claim's rows over the input set. Works in the model's dtype, on its device.
 
         `head` is the model's before it was rounded to that dtype: rows are differences, and would not forgive it.
         """
-        need = self.plan(self.sizes(model, spec), model.dtype, budget_bytes).peak_bytes
-        if budget_bytes is not None and need > budget_bytes:
-            given = f"the budget is {budget_bytes / 2**20:,.0f} MiB"
+        budget = numerics.budget_bytes
+        need = self.plan(self.sizes(model, spec), dataclasses.replace(numerics, dtype=model.dtype)).peak_bytes
+        if budget is not None and need > budget:
+            given = f"the budget is {budget / 2**20:,.0f} MiB"
             raise NotEnoughMemoryError(f"method {self.name} would need about {need / 2**20:,.0f} MiB here, {given}")
-        start = _start(spec, model.dtype, arithmetic)
+        start = _start(spec, model.dtype, numerics.arithmetic)
         bias = None if head.bias is None else head.bias.double()
         rows, offset = (part.to(model.dtype) for part in spec.claim.fold(head.weight.double(), bias))
         # Of a margin a row is one difference, off by a unit of itself; a linear claim's is a sum over the outputs.
@@ -220,10 +250,10 @@ class Baseline:
         if isinstance(spec.claim, LinearClaim):
             summed = spec.claim.magnitude(head.weight.double()).T
             sizes = (summed * max(1, model.n_outputs / model.width)).to(model.dtype)
-        run = Run(model, start, rows, offset, sizes, on_block, functional_bytes(budget_bytes), spec.claim, arithmetic)
-        margins = self.run(run)
-        _require_finite(len(model.blocks) + 1, "head", margins)
-        return Bounds(margins, Ledger())
+        run = Run(
+            model, start, rows, offset, sizes, on_block, functional_bytes(budget), spec.claim, numerics.arithmetic
+        )
+        return Bounds(margins(run, self.analysis(run)), Ledger())
 
 
 def _start(spec: Spec, dtype: torch.dtype, arithmetic: Arithmetic) -> Start:
@@ -235,22 +265,29 @@ def _start(spec: Spec, dtype: torch.dtype, arithmetic: Arithmetic) -> Start:
     return Start(c, narrow, p, rounded_up(lost, dtype))
 
 
+def _plan_intervals(sizes: Sizes, numerics: Numerics) -> Plan:
+    return plan_intervals(sizes, numerics.dtype.itemsize)
+
+
+def _plan_zonotopes(sizes: Sizes, numerics: Numerics) -> Plan:
+    return plan_zonotopes(sizes, numerics.dtype.itemsize)
+
+
+def _plan_graph(sizes: Sizes, numerics: Numerics) -> Plan:
+    return plan_graph(sizes, numerics.dtype.itemsize, numerics.budget_bytes, len(sizes.blocks) + 1)
+
+
+def _plan_graphs(sizes: Sizes, numerics: Numerics) -> Plan:
+    """A graph for each block on its own."""
+    return plan_graph(sizes, numerics.dtype.itemsize, numerics.budget_bytes, 1)
+
+
 BASELINES = {
     method.name: method
     for method in (
-        Baseline("ibp", "intervals", run_ibp, lambda sizes, item, budget: plan_intervals(sizes, item), True),
-        Baseline("deepz", "dense zonotopes", run_deepz, lambda sizes, item, budget: plan_zonotopes(sizes, item)),
-        Baseline(
-            "crown",
-            "backward linear bounds to the input",
-            run_crown,
-            lambda sizes, item, budget: plan_graph(sizes, item, budget, sizes.n_blocks + 1),
-        ),
-        Baseline(
-            "covenn",
-            "backward linear bounds block by block",
-            run_covenn,
-            lambda sizes, item, budget: plan_graph(sizes, item, budget, 1),
-        ),
+        Baseline("ibp", "intervals", Ibp, _plan_intervals, rounding_bounded=True),
+        Baseline("deepz", "dense zonotopes", DeepZ, _plan_zonotopes),
+        Baseline("crown", "backward linear bounds to the input", Crown, _plan_graph),
+        Baseline("covenn", "backward linear bounds block by block", CoVeNN, _plan_graphs),
     )
 }

@@ -18,7 +18,7 @@ from zonogpt.domains.finite import NonFiniteBoundError
 from zonogpt.errors import OptionError
 from zonogpt.methods.adjoint import backward, where_lost
 from zonogpt.methods.ledger import Ledger, LedgerEntry
-from zonogpt.methods.method import Bounds, NonFiniteBlockError, OnBlock
+from zonogpt.methods.method import Bounds, NonFiniteBlockError, Numerics, OnBlock
 from zonogpt.methods.plan import (
     Plan,
     Sizes,
@@ -32,9 +32,10 @@ from zonogpt.methods.plan import (
     still_token_bytes,
     whole_sizes,
 )
-from zonogpt.methods.prefixes import Prefixes, first_moving
+from zonogpt.methods.prefixes import PrefixCache, first_moving
+from zonogpt.methods.rules import Rules
 from zonogpt.methods.tape import forward
-from zonogpt.model.arithmetic import Arithmetic
+from zonogpt.methods.walk import RULES
 from zonogpt.model.ir import Model
 from zonogpt.spec.spec import Spec
 from zonogpt.support.memory import free_bytes
@@ -51,30 +52,28 @@ class EllipsoidalMethod:
     name: str = "E"
     summary: str = "error ellipsoids, adjoint claim pass"
     rounding_bounded: bool = True
-    prefixes: Prefixes | None = None
+    rules: Rules = RULES
+    prefixes: PrefixCache | None = None
 
-    def for_run(
-        self, model: Model, specs: Sequence[Spec], budget_bytes: int | None, arithmetic: Arithmetic
-    ) -> EllipsoidalMethod:
-        prefixes = Prefixes(model, arithmetic, *prefix_tokens(model, budget_bytes))
+    def for_run(self, model: Model, specs: Sequence[Spec], numerics: Numerics) -> EllipsoidalMethod:
+        prefixes = PrefixCache(model, numerics.arithmetic, *prefix_tokens(model, numerics.budget_bytes))
         prefixes.expect(specs)
         return dataclasses.replace(self, prefixes=prefixes)
 
     def sizes(self, model: Model, spec: Spec) -> Sizes:
         return sizes(model, spec)
 
-    def plan(self, sizes: Sizes, dtype: torch.dtype, budget_bytes: int | None) -> Plan:
-        return plan_ellipsoidal(sizes, dtype.itemsize, 1, budget_bytes)
+    def plan(self, sizes: Sizes, numerics: Numerics) -> Plan:
+        return plan_ellipsoidal(sizes, numerics.dtype.itemsize, 1, numerics.budget_bytes)
 
-    def batches(
-        self, model: Model, specs: Sequence[Spec], dtype: torch.dtype, budget_bytes: int | None
-    ) -> list[list[int]]:
+    def batches(self, model: Model, specs: Sequence[Spec], numerics: Numerics) -> list[list[int]]:
         """Specs that are `alike`, with about as many moving tokens (LEAST_MOVING), as many as the budget holds."""
         groups: dict[object, list[int]] = {}
         for i, spec in enumerate(specs):
             groups.setdefault(alike(model, spec), []).append(i)
+        budget_bytes = numerics.budget_bytes
         budget = self._besides(default_budget(model.device) if budget_bytes is None else budget_bytes)
-        item, least = dtype.itemsize, LEAST_MOVING.get(model.device.type, 1.0)
+        item, least = numerics.dtype.itemsize, LEAST_MOVING.get(model.device.type, 1.0)
         if self.prefixes is not None and self.prefixes.arithmetic == "float32":
             least = 1.0  # executions of tokens that may move are bounded in another way: margins would differ
         out = []
@@ -102,14 +101,9 @@ class EllipsoidalMethod:
         return budget if self.prefixes is None else budget - self.prefixes.most_bytes
 
     def bound_many(
-        self,
-        model: Model,
-        specs: Sequence[Spec],
-        dtype: torch.dtype,
-        budget_bytes: int | None,
-        on_block: OnBlock | None,
-        arithmetic: Arithmetic = "real",
+        self, model: Model, specs: Sequence[Spec], numerics: Numerics, on_block: OnBlock | None
     ) -> list[Bounds]:
+        dtype, budget_bytes = numerics.dtype, numerics.budget_bytes
         each = [sizes(model, spec) for spec in specs]
         longest = dataclasses.replace(
             each[0], n_tokens=max(size.n_tokens for size in each), length=max(size.length for size in each)
@@ -117,7 +111,7 @@ class EllipsoidalMethod:
         # A GPU's large chunks must leave room for the batch itself.
         budget = default_budget(model.device) if budget_bytes is None and model.device.type == "cuda" else budget_bytes
         limit = chunk_bytes(longest, dtype.itemsize, len(specs), None if budget is None else self._besides(budget))
-        tape = forward(model, specs, dtype, limit, on_block, arithmetic, self.prefixes)
+        tape = forward(model, specs, dtype, limit, on_block, numerics.arithmetic, self.prefixes)
         try:
             margins, losses = backward(tape)
         except NonFiniteBoundError as error:
@@ -155,7 +149,7 @@ def sizes(model: Model, spec: Spec) -> Sizes:
 def alike(model: Model, spec: Spec) -> object:
     """What specs of a batch have in common. Where the last token is read, short sequences may differ in length."""
     S = spec.input.n_tokens
-    length = (S - 1).bit_length() if model.head.pool == "last" and S <= SHORT else -S
+    length = (S - 1).bit_length() if model.head.reads_last and S <= SHORT else -S
     return length, spec.claim.n_rows, spec.input.norm, n_moving(spec)
 
 

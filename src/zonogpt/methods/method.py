@@ -11,6 +11,7 @@ from torch import Tensor
 
 from zonogpt.methods.ledger import Ledger
 from zonogpt.methods.plan import Plan, Sizes
+from zonogpt.methods.rules import Rules
 from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.ir import Model
 from zonogpt.spec.spec import Spec
@@ -18,7 +19,7 @@ from zonogpt.spec.spec import Spec
 
 @dataclass(frozen=True)
 class Progress:
-    """Residual block `block` of `blocks`, of this kind, is about to be bounded."""
+    """Block `block` of `blocks`, of this kind, is about to be bounded."""
 
     block: int
     blocks: int
@@ -26,6 +27,15 @@ class Progress:
 
 
 OnBlock = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """How bounds are computed, and what they are about."""
+
+    dtype: torch.dtype = torch.float64  # of what moves: generators and tangents
+    arithmetic: Arithmetic = "real"  # without `rounding_bounded` a method knows only this one
+    budget_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -47,34 +57,26 @@ class Method(Protocol):
     def rounding_bounded(self) -> bool:
         """Whether the bounds hold whatever computing them rounds off; if not, that is estimated."""
 
+    @property
+    def rules(self) -> Rules:
+        """What the method can bound."""
+
     def sizes(self, model: Model, spec: Spec) -> Sizes:
         """What the cost of this spec depends on."""
 
-    def plan(self, sizes: Sizes, dtype: torch.dtype, budget_bytes: int | None) -> Plan:
+    def plan(self, sizes: Sizes, numerics: Numerics) -> Plan:
         """The memory that one input of these sizes will need, counted before it runs."""
 
-    def for_run(self, model: Model, specs: Sequence[Spec], budget_bytes: int | None, arithmetic: Arithmetic) -> Method:
+    def for_run(self, model: Model, specs: Sequence[Spec], numerics: Numerics) -> Method:
         """The method, with a memory for what these specs have in common, if it can use one."""
 
-    def batches(
-        self, model: Model, specs: Sequence[Spec], dtype: torch.dtype, budget_bytes: int | None
-    ) -> list[list[int]]:
+    def batches(self, model: Model, specs: Sequence[Spec], numerics: Numerics) -> list[list[int]]:
         """Indices of specs that are best bounded together: of one shape, as embedded."""
 
     def bound_many(
-        self,
-        model: Model,
-        specs: Sequence[Spec],
-        dtype: torch.dtype,
-        budget_bytes: int | None,
-        on_block: OnBlock | None,
-        arithmetic: Arithmetic = "real",
+        self, model: Model, specs: Sequence[Spec], numerics: Numerics, on_block: OnBlock | None
     ) -> list[Bounds]:
-        """Sound bounds for one such batch, on the device of model and specs, which are in float64.
-
-        `dtype` is the type of what moves: generators and tangents. `arithmetic` says what the bounds are about; without
-        `rounding_bounded` it can only be "real".
-        """
+        """Sound bounds for one such batch, on the device of model and specs, which are in float64."""
 
 
 class NotEnoughMemoryError(MemoryError):

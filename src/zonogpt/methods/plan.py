@@ -8,10 +8,12 @@ At the head the claim's rows come on top: a language model has one, of width d, 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from zonogpt.domains.chunks import temporary_bytes
-from zonogpt.model.ir import AttentionBlock, Model
+from zonogpt.model.ir import Model
+from zonogpt.model.nodes import Shape
 from zonogpt.spec.spec import Spec
 from zonogpt.transforms.ellipsoidal.attention import KEPT_CHUNKS
 
@@ -21,21 +23,31 @@ class Sizes:
     n_tokens: int  # that are propagated
     length: int  # tokens in all: those before the first that moves are keys for the others
     width: int
-    n_heads: int
-    hidden: int
-    n_blocks: int  # residual blocks, attention and MLP in turn
+    blocks: tuple[tuple[str, Shape], ...]  # of every block its kind, and its sizes
     n_inputs: int  # raw numbers that may move
     inputs_per_token: int
     n_rows: int  # of the claim
     device_type: str = "cpu"
+
+    @property
+    def n_heads(self) -> int:
+        return max([1, *(shape.heads for _, shape in self.blocks)])
+
+    @property
+    def hidden(self) -> int:
+        return max([0, *(shape.hidden for _, shape in self.blocks)])
+
+
+def block_sizes(model: Model) -> tuple[tuple[str, Shape], ...]:
+    return tuple((block.kind, block.shape) for block in model.blocks)
 
 
 def whole_sizes(model: Model, spec: Spec) -> Sizes:
     """Of a run that treats all tokens alike, whether they move or not."""
     box = spec.input
     return Sizes(
-        box.n_tokens, box.n_tokens, model.width, model.n_heads, model.hidden, len(model.blocks), n_moving(spec),
-        box.inputs_per_token, spec.claim.n_rows, model.device.type,
+        box.n_tokens, box.n_tokens, model.width, block_sizes(model), n_moving(spec), box.inputs_per_token,
+        spec.claim.n_rows, model.device.type,
     )  # fmt: skip
 
 
@@ -65,24 +77,26 @@ def rows_bytes(sizes: Sizes, copies: int) -> int:
     return copies * 8 * sizes.n_rows * sizes.width
 
 
-def plan_structured(
-    sizes: Sizes, fused_attention: bool, fused_mlp: bool, promoted: bool, limit: int, item: int
-) -> Plan:
+@dataclass(frozen=True)
+class Growth:
+    """What a structured transform does to the number of generators."""
+
+    fresh: Callable[[Sizes, Shape], int]  # local generators that it appends to a token
+    boxes: bool  # whether it leaves an interval, which becomes d local generators
+
+
+def plan_structured(sizes: Sizes, growth: Mapping[str, Growth], promoted: bool, limit: int, item: int) -> Plan:
     """Predicted generator counts and peak bytes; `item` is the number of bytes per coefficient."""
-    d, softmax = sizes.width, sizes.n_heads * sizes.n_tokens
+    d = sizes.width
     m = min(sizes.n_inputs, limit) if promoted else 0
     q = 0 if promoted else min(sizes.inputs_per_token, limit)
     most_local, peak = q, 0
-    # An interval, which becomes d local generators: inputs beyond the pool, or what rounding leaves in float32.
+    # An interval: inputs beyond the pool, or what rounding leaves in float32.
     boxed = (sizes.n_inputs if promoted else sizes.inputs_per_token) > limit or item < 8
-    for block in range(sizes.n_blocks):
+    for kind, shape in sizes.blocks:
         q_in = q + (d if boxed else 0)
-        if block % 2 == 0:
-            fresh = d + softmax if fused_attention else 0
-            boxed = True
-        else:
-            fresh = 0 if fused_mlp else d + sizes.hidden
-            boxed = fused_mlp or item < 8
+        fresh = growth[kind].fresh(sizes, shape)
+        boxed = growth[kind].boxes or item < 8
         q_out = q_in + fresh
         # Shared before and after; local before, their images, the fresh ones, and all of these joined.
         alive = 2 * m + 2 * q_in + fresh + q_out
@@ -140,9 +154,9 @@ def still_token_bytes(width: int, n_heads: int, hidden: int, length: int) -> int
 
 
 def known_token_bytes(model: Model) -> int:
-    """Of each such token, what is remembered; at a head that reads all tokens also its set."""
-    d, attentions = model.width, sum(isinstance(block, AttentionBlock) for block in model.blocks)
-    return 8 * d * (5 * max(1, attentions) + (d + 1 if model.head.pool == "mean" else 0))
+    """Of each such token, what is remembered; at a head that reads more than the last token also its set."""
+    d = model.width
+    return 8 * d * (5 * max(1, model.n_layers) + (0 if model.head.reads_last else d + 1))
 
 
 def chunk_bytes(sizes: Sizes, item: int, batch: int, budget_bytes: int | None) -> int:
@@ -170,11 +184,21 @@ def _ellipsoidal_bytes(sizes: Sizes, item: int, batch: int) -> tuple[int, int, i
     n, S, d, m, H, f = sizes.n_tokens, sizes.length, sizes.width, sizes.n_inputs, sizes.n_heads, sizes.hidden
     # The tangents are of the dtype, all else of float64.
     state = 8 * n * d * (d + 10) + item * n * d * m  # a set, and what LayerNorm remembers of it
-    per_layer = 8 * (2 * n * d * (d // H) + 10 * H * n * S + 6 * n * d + 2 * S * d + 2 * n * f + 5 * (S - n) * d)
-    tape = (sizes.n_blocks + 1) * state + sizes.n_blocks // 2 * per_layer
+    tape = (len(sizes.blocks) + 1) * state + 8 * sum(_step_numbers(sizes, shape) for _, shape in sizes.blocks)
     tape += 8 * n * d * m if item < 8 else 0  # the input's generators, before they are rounded
     attention = 8 * (8 * n * d * d + 6 * H * n * S * S + 8 * n * S * d) + item * n * d * m
     mlp = 8 * n * d * (3 * f + 6 * d) + item * n * d * m
     # Each input's rows once more while they are put together, those of one in the making, and the head's weights.
     head = rows_bytes(sizes, batch + 2)
     return batch * attention, max(batch * mlp, head), batch * tape + rows_bytes(sizes, batch)
+
+
+def _step_numbers(sizes: Sizes, shape: Shape) -> int:
+    """What a block's step keeps for the backward pass besides its set: of attention Grams of values and products, rows
+    of scores, queries, keys and values, the prefix; of hidden units the strip around the activation."""
+    n, S, d = sizes.n_tokens, sizes.length, sizes.width
+    kept = 2 * n * shape.hidden
+    if shape.heads:
+        kept += 2 * n * d * (shape.inner // shape.heads) + 10 * shape.heads * n * S + 6 * n * d + 2 * S * d
+        kept += 5 * (S - n) * d
+    return kept

@@ -1,4 +1,5 @@
-"""Tokens before the first that moves. Later tokens see them as keys and values, which only rounding changes.
+"""The prefix cache: tokens before the first that moves. Later tokens see their keys and values, which only rounding
+changes.
 
 So they go through the network as sets without symbols, and once for all inputs of a run that begin alike, whatever
 moves behind them and how far.
@@ -16,18 +17,16 @@ import torch
 from torch import Tensor
 
 from zonogpt.domains.ellipsoidal import EllipsoidalZonotope
-from zonogpt.domains.finite import NonFiniteBoundError
 from zonogpt.methods.method import NonFiniteBlockError, NotEnoughMemoryError, OnBlock, Progress
 from zonogpt.methods.plan import known_token_bytes, still_token_bytes
 from zonogpt.methods.start import Start, around, embedded_centre
+from zonogpt.methods.walk import Walk
 from zonogpt.model.arithmetic import Arithmetic
-from zonogpt.model.ir import AttentionBlock, Model
+from zonogpt.model.ir import Model
 from zonogpt.spec.spec import Spec
 from zonogpt.support.memory import free_bytes
 from zonogpt.support.tensors import moved
-from zonogpt.transforms.attention_rounding import Still
-from zonogpt.transforms.ellipsoidal.attention import attention_step
-from zonogpt.transforms.ellipsoidal.mlp import mlp_step
+from zonogpt.transforms.prefix import Prefix
 
 # What a sequence is known by: a digest of each token. Equal for equal tokens, and what begins alike begins alike.
 Name = bytes
@@ -39,42 +38,36 @@ def n_tokens(name: Name) -> int:
 
 
 def first_moving(model: Model, spec: Spec) -> int:
-    """The first token that can move; 0 without a causal mask, where every token sees every other."""
-    causal = all(block.causal for block in model.blocks if isinstance(block, AttentionBlock))
-    return spec.input.first_moving() if causal else 0
-
-
-def last_attention(model: Model) -> int:
-    return max((t for t, block in enumerate(model.blocks) if isinstance(block, AttentionBlock)), default=-1)
+    """The first token that can move; 0 where tokens see later ones, and every token every other."""
+    return spec.input.first_moving() if model.causal else 0
 
 
 @dataclass(frozen=True)
-class Known:
-    """The tokens of a sequence, (p)."""
+class CachedPrefix:
+    """One sequence of p tokens."""
 
-    seen: dict[int, Tensor]  # by block, (5, p, d): what later tokens see of them in attention, as Still.packed
+    seen: dict[int, Prefix]  # by block, as a batch of one: what later tokens see of them in attention
     last: tuple[Tensor, Tensor] | None  # (p, d) and (p, d, d): centre and Gram at the head, where it reads all tokens
 
 
 @dataclass(frozen=True)
-class Before:
+class BatchPrefix:
     """The tokens before those of a Start, for its whole batch."""
 
-    known: list[Known]  # the sequences that inputs begin with, T tokens together
+    cached: list[CachedPrefix]  # the sequences that inputs begin with, T tokens together
     index: Tensor  # (B, p): which of all these tokens an input has; padding may be any
 
-    def seen(self, t: int, block: AttentionBlock) -> Still:
-        tokens = torch.cat([known.seen[t] for known in self.known], dim=1)
-        return Still.unpacked(tokens[:, self.index], block)
+    def seen(self, t: int) -> Prefix:
+        return Prefix.joined([one.seen[t] for one in self.cached]).select(self.index)
 
     def at_the_head(self) -> EllipsoidalZonotope:
-        lasts = [known.last for known in self.known if known.last is not None]
+        lasts = [one.last for one in self.cached if one.last is not None]
         c, Q = (torch.cat(parts)[self.index] for parts in zip(*lasts, strict=True))
         return EllipsoidalZonotope(c, torch.zeros_like(c)[:, :, None], Q, math.inf)
 
 
 @dataclass
-class Prefixes:
+class PrefixCache:
     """What the inputs of a run begin with: propagated when first asked for, each sequence together with others of up to
     `together` tokens, padding included; at most `most_tokens` are remembered.
 
@@ -89,7 +82,7 @@ class Prefixes:
     _spec: dict[Name, Spec] = field(default_factory=dict)  # an input that begins with it
     _longest: dict[Name, Name] = field(default_factory=dict)  # the longest sequence that begins with it
     _group: dict[Name, list[Name]] = field(default_factory=dict)  # of these: those that go through the network together
-    _known: dict[Name, Known] = field(default_factory=dict)
+    _cached: dict[Name, CachedPrefix] = field(default_factory=dict)
 
     def expect(self, specs: Sequence[Spec]) -> None:
         """These will be asked for."""
@@ -102,7 +95,7 @@ class Prefixes:
         tokens = sum(n_tokens(name) for name in set(self._longest.values()))
         return min(tokens, self.most_tokens) * known_token_bytes(self.model)
 
-    def of(self, specs: Sequence[Spec], start: Start, limit: int, on_block: OnBlock | None) -> Before | None:
+    def of(self, specs: Sequence[Spec], start: Start, limit: int, on_block: OnBlock | None) -> BatchPrefix | None:
         """None: there are no tokens before those of `start`."""
         if start.before == 0:
             return None
@@ -112,13 +105,13 @@ class Prefixes:
             self._expect(new)
         found = {name: self._sequence(name, limit, on_block) for name in names if name}
         longest = [self._longest[name] if name else None for name in names]  # none: all that is before it is padding
-        known = {self._longest[name]: sequence for name, sequence in found.items()}
-        begins = dict(zip(known, accumulate(map(n_tokens, known), initial=0), strict=False))
+        cached = {self._longest[name]: sequence for name, sequence in found.items()}
+        begins = dict(zip(cached, accumulate(map(n_tokens, cached), initial=0), strict=False))
         device = self.model.device
         begin = torch.tensor([0 if name is None else begins[name] for name in longest], device=device)
         # An input's own token, from 0 on; below is padding. No input has more of them here than it begins with.
         token = torch.arange(start.before, device=device) - torch.tensor(start.padding, device=device)[:, None]
-        return Before(list(known.values()), begin[:, None] + token.clamp(min=0))
+        return BatchPrefix(list(cached.values()), begin[:, None] + token.clamp(min=0))
 
     def _name(self, spec: Spec) -> Name:
         count = first_moving(self.model, spec)
@@ -141,11 +134,11 @@ class Prefixes:
             group.append(name)
             self._group[name] = group
 
-    def _sequence(self, name: Name, limit: int, on_block: OnBlock | None) -> Known:
+    def _sequence(self, name: Name, limit: int, on_block: OnBlock | None) -> CachedPrefix:
         """The longest that begins with `name`, or `name` itself if that one fails: nobody fails because of others."""
         longest = self._longest[name]
-        if longest in self._known:
-            return self._known[longest]
+        if longest in self._cached:
+            return self._cached[longest]
         group, alone = self._group[longest], self._group[longest] == [name]
         try:
             if not alone:
@@ -159,9 +152,9 @@ class Prefixes:
             else:
                 self._longest[name], self._group[name] = name, [name]
             return self._sequence(name, limit, on_block)
-        self._known |= found
-        while sum(map(n_tokens, self._known)) > max(self.most_tokens, sum(map(n_tokens, group))):
-            del self._known[next(iter(self._known))]  # the oldest
+        self._cached |= found
+        while sum(map(n_tokens, self._cached)) > max(self.most_tokens, sum(map(n_tokens, group))):
+            del self._cached[next(iter(self._cached))]  # the oldest
         return found[longest]
 
     def _require_memory(self, group: list[Name]) -> None:
@@ -171,9 +164,9 @@ class Prefixes:
         if need > free_bytes(model.device):
             raise NotEnoughMemoryError
 
-    def _through_the_network(self, group: list[Name], limit: int, on_block: OnBlock | None) -> dict[Name, Known]:
+    def _through_the_network(self, group: list[Name], limit: int, on_block: OnBlock | None) -> dict[Name, CachedPrefix]:
         """Shorter sequences are padded at their end, which no token before it sees."""
-        model, blocks = self.model, len(self.model.blocks)
+        model = self.model
         lengths = [n_tokens(name) for name in group]
         here = [moved(self._spec[name], model.device, torch.float64) for name in group]
         pairs = [embedded_centre(spec.input, self.arithmetic) for spec in here]
@@ -184,25 +177,25 @@ class Prefixes:
             for xs in zip(*pairs, strict=True)
         )
         z = around(c, box, model.dtype, torch.zeros_like(c, dtype=model.dtype)[:, :, None], math.inf)
-        last, every = last_attention(model), model.head.pool == "mean"
-        seen: dict[int, Tensor] = {}
-        for t, block in enumerate(model.blocks if every else model.blocks[: last + 1]):
-            if on_block is not None:
-                on_block(Progress(1, blocks, model.blocks[0].kind))  # none of these is what people wait for
-            try:
-                if isinstance(block, AttentionBlock):
-                    queries = z.n_tokens if every or t < last else 1
-                    nothing = Still.none(z.c, block.n_heads)
-                    z, step = attention_step(block, z, nothing, queries, limit, None, self.arithmetic)
-                    seen[t] = step.still.packed(block)
-                else:
-                    z, _ = mlp_step(block, z, limit, self.arithmetic)
-            except NonFiniteBoundError as error:
-                raise NonFiniteBlockError(t + 1, block.kind, error.step) from error
+        every = not model.head.reads_last
+        walk = Walk(model, limit, self.arithmetic, on_block=_at_the_start(model, on_block))
+        seen: dict[int, Prefix] = {}
+        at_the_head = z
+        for t, behind, step in walk.steps(z, len(model.blocks) if every else walk.last_attention + 1):
+            at_the_head = behind
+            if (tokens := step.as_prefix) is not None:
+                seen[t] = tokens
         return {
-            name: Known(
-                {t: x[:, i, :p].clone() for t, x in seen.items()},
-                (z.c[i, :p].clone(), z.Q[i, :p].clone()) if every else None,
+            name: CachedPrefix(
+                {t: x.part(i, p) for t, x in seen.items()},
+                (at_the_head.c[i, :p].clone(), at_the_head.Q[i, :p].clone()) if every else None,
             )
             for i, (name, p) in enumerate(zip(group, lengths, strict=True))
         }
+
+
+def _at_the_start(model: Model, on_block: OnBlock | None) -> OnBlock | None:
+    """Tells of the first block whatever block comes: these tokens are none that people wait for."""
+    if on_block is None:
+        return None
+    return lambda progress: on_block(Progress(1, progress.blocks, model.blocks[0].kind))

@@ -39,7 +39,7 @@ class Start:
         return own.clamp(max=self.z.n_tokens)
 
     def as_padding(self) -> Tensor | None:
-        """As in AttentionBlock.visible; None: all are of one length."""
+        """As in Attention.visible; None: all are of one length."""
         return torch.tensor(self.padding, device=self.z.c.device) if any(self.padding) else None
 
 

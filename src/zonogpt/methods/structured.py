@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +23,12 @@ from zonogpt.domains.structured import (
     settled,
 )
 from zonogpt.methods.ledger import Ledger, LedgerEntry
-from zonogpt.methods.method import Bounds, NonFiniteBlockError, OnBlock, Progress
-from zonogpt.methods.plan import Plan, Sizes, plan_structured, whole_sizes
+from zonogpt.methods.method import Bounds, NonFiniteBlockError, Numerics, OnBlock, Progress
+from zonogpt.methods.plan import Growth, Plan, Sizes, plan_structured, whole_sizes
+from zonogpt.methods.rules import Rules
 from zonogpt.model.arithmetic import Arithmetic
-from zonogpt.model.ir import AttentionBlock, MlpBlock, Model
+from zonogpt.model.ir import Model
+from zonogpt.model.nodes import Node
 from zonogpt.spec.inputs import centre_and_radius
 from zonogpt.spec.spec import Spec
 from zonogpt.transforms.attention import fused_attention
@@ -36,62 +38,54 @@ from zonogpt.transforms.head import claim_lower_bounds
 from zonogpt.transforms.mlp import fused_mlp, sequential_mlp
 from zonogpt.transforms.widths import Widths
 
-Transform = Callable[[Any, StructuredZonotope, Arithmetic], tuple[StructuredZonotope, Widths]]
+
+@dataclass(frozen=True)
+class Transform:
+    """One block over a structured zonotope, and what it does to the number of generators."""
+
+    bound: Callable[[Any, StructuredZonotope, Arithmetic], tuple[StructuredZonotope, Widths]]
+    growth: Growth
 
 
 @dataclass(frozen=True)
 class StructuredMethod:
-    """A variant: which transform each block kind gets, and whether the input's generators are shared or local."""
+    """A variant: which transform each kind of block gets, and whether the input's generators are shared or local."""
 
     name: str
-    attention: Transform
-    mlp: Transform
+    transforms: Mapping[str, Transform]
     start: Callable[[Tensor, Tensor, int], StructuredZonotope]
     summary: str
     rounding_bounded: bool = True
 
+    @property
+    def rules(self) -> Rules:
+        return Rules(blocks=frozenset(self.transforms))
+
     def sizes(self, model: Model, spec: Spec) -> Sizes:
         return whole_sizes(model, spec)
 
-    def plan(self, sizes: Sizes, dtype: torch.dtype, budget_bytes: int | None) -> Plan:
-        limit = pool_limit(sizes.n_tokens, sizes.width, dtype, budget_bytes)
-        fused = self.attention is fused_attention, self.mlp is fused_mlp
-        return plan_structured(sizes, *fused, self.start is from_promoted, limit, dtype.itemsize)
+    def plan(self, sizes: Sizes, numerics: Numerics) -> Plan:
+        growth = {kind: transform.growth for kind, transform in self.transforms.items()}
+        limit = pool_limit(sizes.n_tokens, sizes.width, numerics.dtype, numerics.budget_bytes)
+        return plan_structured(sizes, growth, self.start is from_promoted, limit, numerics.dtype.itemsize)
 
-    def for_run(
-        self, model: Model, specs: Sequence[Spec], budget_bytes: int | None, arithmetic: Arithmetic
-    ) -> StructuredMethod:
+    def for_run(self, model: Model, specs: Sequence[Spec], numerics: Numerics) -> StructuredMethod:
         return self
 
-    def batches(
-        self, model: Model, specs: Sequence[Spec], dtype: torch.dtype, budget_bytes: int | None
-    ) -> list[list[int]]:
+    def batches(self, model: Model, specs: Sequence[Spec], numerics: Numerics) -> list[list[int]]:
         """One at a time: the pool is for one input."""
         return [[i] for i in range(len(specs))]
 
     def bound_many(
-        self,
-        model: Model,
-        specs: Sequence[Spec],
-        dtype: torch.dtype,
-        budget_bytes: int | None,
-        on_block: OnBlock | None,
-        arithmetic: Arithmetic = "real",
+        self, model: Model, specs: Sequence[Spec], numerics: Numerics, on_block: OnBlock | None
     ) -> list[Bounds]:
-        return [self.bound(model, spec, dtype, budget_bytes, on_block, arithmetic) for spec in specs]
+        return [self.bound(model, spec, numerics, on_block) for spec in specs]
 
-    def bound(
-        self,
-        model: Model,
-        spec: Spec,
-        dtype: torch.dtype,
-        budget_bytes: int | None,
-        on_block: OnBlock | None,
-        arithmetic: Arithmetic,
-    ) -> Bounds:
-        """Lower bounds of the claim's rows over the input set: centre in the model's dtype, generators in `dtype`."""
-        limit = pool_limit(spec.input.n_tokens, model.width, dtype, budget_bytes)
-        z = settled(self.initial(spec, limit, dtype, arithmetic))
+    def bound(self, model: Model, spec: Spec, numerics: Numerics, on_block: OnBlock | None = None) -> Bounds:
+        """Lower bounds of the claim's rows over the input set: centre in the model's dtype, generators in the run's."""
+        arithmetic = numerics.arithmetic
+        limit = pool_limit(spec.input.n_tokens, model.width, numerics.dtype, numerics.budget_bytes)
+        z = settled(self.initial(spec, limit, numerics.dtype, arithmetic))
         entries: list[LedgerEntry] = []
         blocks = len(model.blocks)
         for t, block in enumerate(model.blocks, start=1):
@@ -126,11 +120,10 @@ class StructuredMethod:
         return cast(dataclasses.replace(z, b=up(z.b + lost)), dtype)
 
     def step(
-        self, block: AttentionBlock | MlpBlock, z: StructuredZonotope, arithmetic: Arithmetic = "real"
+        self, block: Node, z: StructuredZonotope, arithmetic: Arithmetic = "real"
     ) -> tuple[StructuredZonotope, Widths]:
-        """One residual block, before the reduction."""
-        transform = self.attention if isinstance(block, AttentionBlock) else self.mlp
-        return transform(block, z, arithmetic)
+        """One block, before the reduction."""
+        return self.transforms[block.kind].bound(block, z, arithmetic)
 
 
 def pool_limit(n_tokens: int, width: int, dtype: torch.dtype, budget_bytes: int | None) -> int:
@@ -140,9 +133,17 @@ def pool_limit(n_tokens: int, width: int, dtype: torch.dtype, budget_bytes: int 
     return generator_limit(n_tokens, width, budget_bytes, dtype.itemsize)
 
 
-_ATTENTION: dict[str, Transform] = {"fused": fused_attention, "decomposed": decomposed_attention}
-_MLP: dict[str, Transform] = {"sequential": sequential_mlp, "fused": fused_mlp}
-_START = {"promoted": from_promoted, "literal": from_local}
+ATTENTION = {
+    "fused": Transform(
+        fused_attention, Growth(lambda sizes, shape: sizes.width + shape.heads * sizes.n_tokens, boxes=True)
+    ),
+    "decomposed": Transform(decomposed_attention, Growth(lambda sizes, shape: 0, boxes=True)),
+}
+MLP = {
+    "sequential": Transform(sequential_mlp, Growth(lambda sizes, shape: sizes.width + shape.hidden, boxes=False)),
+    "fused": Transform(fused_mlp, Growth(lambda sizes, shape: 0, boxes=True)),
+}
+START = {"promoted": from_promoted, "literal": from_local}
 
 # name: attention, MLP, where the input's generators live
 TABLE = {
@@ -159,9 +160,8 @@ TABLE = {
 VARIANTS = {
     name: StructuredMethod(
         name,
-        _ATTENTION[attention],
-        _MLP[mlp],
-        _START[start],
+        {"attention": ATTENTION[attention], "mlp": MLP[mlp]},
+        START[start],
         f"{attention} attention, {mlp} MLP, {start} input",
     )
     for name, (attention, mlp, start) in TABLE.items()

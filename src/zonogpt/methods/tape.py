@@ -11,19 +11,16 @@ from torch import Tensor
 from zonogpt.domains.ellipsoidal import EllipsoidalZonotope
 from zonogpt.domains.finite import NonFiniteBoundError
 from zonogpt.domains.rounding import gamma, up
-from zonogpt.methods.method import NonFiniteBlockError, OnBlock, Progress
-from zonogpt.methods.prefixes import Before, Prefixes, first_moving, last_attention
+from zonogpt.methods.method import NonFiniteBlockError, OnBlock
+from zonogpt.methods.prefixes import BatchPrefix, PrefixCache, first_moving
 from zonogpt.methods.start import Start, start
+from zonogpt.methods.walk import Step, Walk
 from zonogpt.model.arithmetic import Arithmetic
-from zonogpt.model.ir import AttentionBlock, Model
+from zonogpt.model.ir import Model
+from zonogpt.model.nodes import size_of
 from zonogpt.spec.spec import Spec
-from zonogpt.transforms.attention_rounding import Still
-from zonogpt.transforms.ellipsoidal.attention import AttentionStep, attention_step
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep, layernorm_step
-from zonogpt.transforms.ellipsoidal.mlp import MlpStep, mlp_step
 from zonogpt.transforms.execution import output_error
-
-Step = AttentionStep | MlpStep
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ def forward(
     limit: int,
     on_block: OnBlock | None,
     arithmetic: Arithmetic = "real",
-    prefixes: Prefixes | None = None,
+    prefixes: PrefixCache | None = None,
     every_token: bool = False,
 ) -> Tape:
     """Centre and ellipsoids in the model's type, the symbols' tangents in `dtype`.
@@ -58,32 +55,21 @@ def forward(
     S = max(spec.input.n_tokens for spec in specs)
     n = S if every_token else max(spec.input.n_tokens - first_moving(model, spec) for spec in specs)
     begin = start(model, specs, dtype, n, arithmetic)
-    prefixes = prefixes or Prefixes(model, arithmetic)
+    prefixes = prefixes or PrefixCache(model, arithmetic)
     if prefixes.model is not model or prefixes.arithmetic != arithmetic:
         raise ValueError("what inputs begin with was remembered for another model, or other arithmetic")
     before = prefixes.of(specs, begin, limit, on_block)
-    z, padding = begin.z, begin.as_padding()
-    blocks, last = len(model.blocks), last_attention(model)
-    steps: list[Step] = []
-    for t, block in enumerate(model.blocks):
-        if on_block is not None:
-            on_block(Progress(t + 1, blocks, block.kind))
-        step: Step
-        try:
-            if isinstance(block, AttentionBlock):
-                # Behind the last attention only the tokens that the head reads matter.
-                one = t == last and model.head.pool == "last" and not every_token
-                seen = Still.none(z.c, block.n_heads) if before is None else before.seen(t, block)
-                z, step = attention_step(block, z, seen, 1 if one else z.n_tokens, limit, padding, arithmetic)
-            else:
-                z, step = mlp_step(block, z, limit, arithmetic)
-        except NonFiniteBoundError as error:
-            raise NonFiniteBlockError(t + 1, block.kind, error.step) from error
+    walk = Walk(
+        model, limit, arithmetic, begin.as_padding(), None if before is None else before.seen, every_token, on_block
+    )
+    z, steps = begin.z, list[Step]()
+    for _, behind, step in walk.steps(begin.z):
+        z = behind
         steps.append(step)
     try:
         return _at_the_head(model, specs, begin, steps, before, z, limit, arithmetic)
     except NonFiniteBoundError as error:
-        raise NonFiniteBlockError(blocks + 1, "head", error.step) from error
+        raise NonFiniteBlockError(len(model.blocks) + 1, "head", error.step) from error
 
 
 def _at_the_head(
@@ -91,7 +77,7 @@ def _at_the_head(
     specs: Sequence[Spec],
     begin: Start,
     steps: list[Step],
-    before: Before | None,
+    before: BatchPrefix | None,
     z: EllipsoidalZonotope,
     limit: int,
     arithmetic: Arithmetic,
@@ -101,26 +87,26 @@ def _at_the_head(
     bias = None if head.bias is None else head.bias.double()
     folded = [spec.claim.fold(head.weight.double(), bias) for spec in specs]
     rows, offset = (torch.stack(part).to(wide) for part in zip(*folded, strict=True))
-    pool = head.pool_weights(begin.length)
+    pool = head.read_weights(begin.length)
     summands = int((pool > 0).sum())
-    norm = layernorm_step(head.norm, z, limit).for_the_tape()
+    norm = layernorm_step(head.layer_norm, z, limit).for_the_tape()
     pooled = torch.einsum("s,bsd->bd", pool[-z.n_tokens :], norm.centre)
     size = torch.einsum("s,bsd->bd", pool[-z.n_tokens :], norm.centre.abs() + norm.reach)
     lost = torch.zeros_like(offset)
     read = [norm]
-    if before is not None and head.pool == "mean":
-        still, weight = layernorm_step(head.norm, before.at_the_head(), limit), pool[: begin.before]
+    if before is not None and not head.reads_last:
+        still, weight = layernorm_step(head.layer_norm, before.at_the_head(), limit), pool[: begin.before]
         pooled = pooled + torch.einsum("s,bsd->bd", weight, still.centre)
         size = size + torch.einsum("s,bsd->bd", weight, still.centre.abs() + still.reach)
         lost = still.loss(rows[:, :, None] * weight[:, None], limit)
         read = [still, norm]
     value = offset + (rows @ pooled[..., None]).squeeze(-1)
     # Rows are differences of the head's columns, rounded; what they are formed from is larger.
-    outputs = size @ head.weight.abs() + (0 if head.bias is None else head.bias.abs())  # (B, outputs)
+    outputs = size @ head.weight.abs() + size_of(head.bias)  # (B, outputs)
     magnitude = torch.stack([spec.claim.magnitude(x) for spec, x in zip(specs, outputs.double(), strict=True)]).to(wide)
     rounding = up(gamma(2 * (d + summands) + model.n_outputs + 16, wide) * magnitude + lost, d + summands)
     if arithmetic == "float32":
-        n = torch.cat([up(part.centre.abs() + part.reach) for part in read], dim=1)
+        n = torch.cat([part.output_size for part in read], dim=1)
         off = output_error(head, pool[-n.shape[1] :], n, torch.cat([part.execution_error() for part in read], dim=1))
         moved = torch.stack([spec.claim.spread(x) for spec, x in zip(specs, off.double(), strict=True)])
         rounding = up(rounding + moved.to(wide), model.n_outputs)

@@ -14,16 +14,9 @@ from zonogpt.errors import ModelError
 from zonogpt.model import checkpoint
 from zonogpt.model.agreement import require_agreement
 from zonogpt.model.config import check_config, gpt2_config
-from zonogpt.model.ir import (
-    AttentionBlock,
-    Head,
-    ImageEmbedding,
-    LayerNorm,
-    MlpBlock,
-    Model,
-    TokenEmbedding,
-)
+from zonogpt.model.ir import ImageEmbedding, Model, TokenEmbedding
 from zonogpt.model.layout import image_layout
+from zonogpt.model.nodes import Attention, Block, Head, Mlp, Norm
 from zonogpt.model.replay import HuggingFaceModel, from_folder
 from zonogpt.model.structure import require_plain
 from zonogpt.support.tensors import fingerprint, moved
@@ -189,7 +182,7 @@ def build(architecture: str, config: Any, tensors: dict[str, Tensor], name: str)
         blocks=tuple(block for layer in range(config.n_layer) for block in _layer(weights, config, layer)),
         head=Head(
             norm=_norm(weights, "transformer.ln_f", config),
-            pool="mean" if architecture == "GPT2ForImageClassification" else "last",
+            read="mean" if architecture == "GPT2ForImageClassification" else "last",
             weight=head_weight.T,
             bias=bias,
         ),
@@ -223,27 +216,24 @@ def _text_head(weights: Weights, config: Any, architecture: str, embedding: Toke
     return embedding.tokens if torch.equal(weight, embedding.tokens) else weight  # tied: one tensor, not two
 
 
-def _layer(weights: Weights, config: Any, layer: int) -> tuple[AttentionBlock, MlpBlock]:
+def _layer(weights: Weights, config: Any, layer: int) -> tuple[Block[Attention], Block[Mlp]]:
     at, d = f"transformer.h.{layer}", config.n_embd
     hidden = config.n_inner if config.n_inner is not None else 4 * d
-    attention = AttentionBlock(
-        norm=_norm(weights, f"{at}.ln_1", config),
-        w_qkv=weights.take(f"{at}.attn.c_attn.weight", d, 3 * d),
-        b_qkv=weights.take(f"{at}.attn.c_attn.bias", 3 * d),
-        w_o=weights.take(f"{at}.attn.c_proj.weight", d, d),
-        b_o=weights.take(f"{at}.attn.c_proj.bias", d),
-        n_heads=config.n_head,
-    )
-    mlp = MlpBlock(
-        norm=_norm(weights, f"{at}.ln_2", config),
+    norms = [_norm(weights, f"{at}.ln_{k}", config) for k in (1, 2)]
+    w_q, w_k, w_v = (x.contiguous() for x in weights.take(f"{at}.attn.c_attn.weight", d, 3 * d).chunk(3, dim=-1))
+    b_q, b_k, b_v = (x.contiguous() for x in weights.take(f"{at}.attn.c_attn.bias", 3 * d).chunk(3))
+    w_o = weights.take(f"{at}.attn.c_proj.weight", d, d)
+    b_o = weights.take(f"{at}.attn.c_proj.bias", d)
+    mlp = Mlp(
         w_1=weights.take(f"{at}.mlp.c_fc.weight", d, hidden),
         b_1=weights.take(f"{at}.mlp.c_fc.bias", hidden),
         w_2=weights.take(f"{at}.mlp.c_proj.weight", hidden, d),
         b_2=weights.take(f"{at}.mlp.c_proj.bias", d),
     )
-    return attention, mlp
+    attention = Attention(w_q, w_k, w_v, w_o, b_q, b_k, b_v, b_o, n_heads=config.n_head)
+    return Block(norms[0], attention), Block(norms[1], mlp)
 
 
-def _norm(weights: Weights, at: str, config: Any) -> LayerNorm:
+def _norm(weights: Weights, at: str, config: Any) -> Norm:
     d = config.n_embd
-    return LayerNorm(weights.take(f"{at}.weight", d), weights.take(f"{at}.bias", d), config.layer_norm_epsilon)
+    return Norm(weights.take(f"{at}.weight", d), weights.take(f"{at}.bias", d), config.layer_norm_epsilon)

@@ -1,104 +1,18 @@
 """The network that is verified: its only definition, and its exact forward pass.
 
-Shapes: S tokens, d features, H heads of width e = d / H, f hidden units. Weights keep Hugging Face's (in, out)
-orientation, so a layer is `x @ weight + bias`. A model is
-
-    embedding -> 2 * n_layer residual blocks (attention, MLP, attention, ...) -> final LayerNorm -> pool -> linear
+embedding -> nodes, one after the other (model/nodes.py) -> head
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from zonogpt.errors import ModelError, SpecError
+from zonogpt.model.nodes import Head, Node, Norm
 from zonogpt.support.tensors import moved
-
-
-# Models and their parts are equal only where they are the same object.
-@dataclass(frozen=True, eq=False)
-class LayerNorm:
-    gamma: Tensor  # (d,)
-    beta: Tensor  # (d,)
-    tau: float  # added to the variance
-
-    def __call__(self, x: Tensor) -> Tensor:  # (..., d) -> (..., d)
-        return F.layer_norm(x, self.gamma.shape, self.gamma, self.beta, self.tau)
-
-
-@dataclass(frozen=True, eq=False)
-class AttentionBlock:
-    """x + W_o concat_h(softmax(Q_h K_h^T / sqrt(e)) V_h) + b_o, with Q | K | V = W_qkv LN(x) + b_qkv."""
-
-    norm: LayerNorm
-    w_qkv: Tensor  # (d, 3 d)
-    b_qkv: Tensor  # (3 d,)
-    w_o: Tensor  # (d, d)
-    b_o: Tensor  # (d,)
-    n_heads: int
-    causal: bool = True
-
-    kind = "attention"
-
-    @property
-    def scale(self) -> float:
-        return 1.0 / math.sqrt(self.w_o.shape[0] // self.n_heads)
-
-    @property
-    def projections(self) -> tuple[Tensor, Tensor, Tensor]:
-        """W_q, W_k, W_v, (d, d) each; the columns are heads times features."""
-        w_q, w_k, w_v = self.w_qkv.chunk(3, dim=-1)
-        return w_q, w_k, w_v
-
-    def split_heads(self, x: Tensor) -> Tensor:  # (..., S, d) -> (..., H, S, e)
-        return x.unflatten(-1, (self.n_heads, -1)).transpose(-3, -2)
-
-    def join_heads(self, x: Tensor) -> Tensor:  # (..., H, S, e) -> (..., S, d)
-        return x.transpose(-3, -2).flatten(-2)
-
-    def visible(self, n_tokens: int, padding: Tensor | None = None) -> Tensor:
-        """(S, S) booleans: may query i look at key j.
-
-        With `padding` (B,), (B, 1, S, S): so many tokens in front of each sequence are none of its own. Each of them
-        sees itself and nothing else, and no other token sees it.
-        """
-        full = torch.ones(n_tokens, n_tokens, dtype=torch.bool, device=self.w_o.device)
-        seen = full.tril() if self.causal else full
-        if padding is None:
-            return seen
-        real = torch.arange(n_tokens, device=seen.device) >= padding[:, None]  # (B, S)
-        itself = torch.eye(n_tokens, dtype=torch.bool, device=seen.device)
-        return (seen & real[:, None] & real[..., None] | itself)[:, None]
-
-    def __call__(self, x: Tensor, padding: Tensor | None = None) -> Tensor:  # (..., S, d) -> (..., S, d)
-        q, k, v = map(self.split_heads, (self.norm(x) @ self.w_qkv + self.b_qkv).chunk(3, dim=-1))
-        scores = (q @ k.transpose(-1, -2)) * self.scale  # (..., H, S, S)
-        scores = scores.masked_fill(~self.visible(x.shape[-2], padding), -math.inf)
-        return x + self.join_heads(scores.softmax(-1) @ v) @ self.w_o + self.b_o
-
-
-@dataclass(frozen=True, eq=False)
-class MlpBlock:
-    """x + W_2 gelu(W_1 LN(x) + b_1) + b_2, with the tanh form of GELU."""
-
-    norm: LayerNorm
-    w_1: Tensor  # (d, f)
-    b_1: Tensor  # (f,)
-    w_2: Tensor  # (f, d)
-    b_2: Tensor  # (d,)
-
-    kind = "mlp"
-
-    def __call__(self, x: Tensor) -> Tensor:  # (..., S, d) -> (..., S, d)
-        return x + F.gelu(self.norm(x) @ self.w_1 + self.b_1, approximate="tanh") @ self.w_2 + self.b_2
-
-
-Block = AttentionBlock | MlpBlock
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,30 +44,9 @@ class TokenEmbedding:
 
 
 @dataclass(frozen=True, eq=False)
-class Head:
-    """Final LayerNorm, then the mean over tokens or the last token, then a linear map to the outputs."""
-
-    norm: LayerNorm
-    pool: Literal["mean", "last"]
-    weight: Tensor  # (d, outputs)
-    bias: Tensor | None  # (outputs,)
-
-    def pool_weights(self, n_tokens: int) -> Tensor:
-        """(S,): the pooled vector is the sum of these weights times the tokens."""
-        if self.pool == "mean":
-            return self.weight.new_full((n_tokens,), 1.0 / n_tokens)
-        return F.one_hot(torch.tensor(n_tokens - 1), n_tokens).to(self.weight)
-
-    def __call__(self, x: Tensor) -> Tensor:  # (..., S, d) -> (..., outputs)
-        n = self.norm(x)
-        out = (n.mean(-2) if self.pool == "mean" else n[..., -1, :]) @ self.weight
-        return out if self.bias is None else out + self.bias
-
-
-@dataclass(frozen=True, eq=False)
 class Model:
     embedding: ImageEmbedding | TokenEmbedding
-    blocks: tuple[Block, ...]
+    blocks: tuple[Node, ...]
     head: Head
     architecture: str  # Hugging Face's class name
     name: str  # where it came from, for people
@@ -165,7 +58,8 @@ class Model:
 
     @property
     def width(self) -> int:
-        return self.head.norm.gamma.shape[0]
+        """d: the features of a token."""
+        return self.head.weight.shape[0]
 
     @property
     def n_outputs(self) -> int:
@@ -173,12 +67,27 @@ class Model:
 
     @property
     def n_heads(self) -> int:
-        return next((block.n_heads for block in self.blocks if isinstance(block, AttentionBlock)), 1)
+        return max([1, *(block.shape.heads for block in self.blocks)])
 
     @property
     def hidden(self) -> int:
-        """f, the hidden units of an MLP block; 0 without one."""
-        return max((block.w_1.shape[1] for block in self.blocks if isinstance(block, MlpBlock)), default=0)
+        """f, the most hidden units of a block; 0 without any."""
+        return max((block.shape.hidden for block in self.blocks), default=0)
+
+    @property
+    def n_layers(self) -> int:
+        """Blocks in which tokens see each other."""
+        return sum(block.shape.heads > 0 for block in self.blocks)
+
+    @property
+    def causal(self) -> bool:
+        """Whether no token ever sees a later one."""
+        return all(block.shape.causal for block in self.blocks)
+
+    @property
+    def norms(self) -> list[Norm]:
+        found = [norm for block in self.blocks for norm in block.norms]
+        return found if self.head.norm is None else [*found, self.head.norm]
 
     @property
     def dtype(self) -> torch.dtype:

@@ -84,6 +84,7 @@ def _feed(value: object, update: Callable[[bytes], None]) -> None:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         update(type(value).__name__.encode())
         for field in dataclasses.fields(value):
-            _feed(getattr(value, field.name), update)
+            if field.compare:
+                _feed(getattr(value, field.name), update)
     else:
         update(f"{value!r};".encode())

@@ -23,7 +23,7 @@ from zonogpt.domains.finite import require_finite
 from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.structured import StructuredZonotope, abs_sum
 from zonogpt.model.arithmetic import Arithmetic
-from zonogpt.model.ir import AttentionBlock
+from zonogpt.model.nodes import Attention, Block
 from zonogpt.support.tensors import moved
 from zonogpt.transforms.attention_point import (
     AttentionPoint,
@@ -37,13 +37,14 @@ from zonogpt.transforms.attention_point import (
 )
 from zonogpt.transforms.attention_rounding import (
     AttentionRounding,
-    Still,
+    NormSizes,
     attention_rounding,
     head_rounding,
     output_rounding,
 )
-from zonogpt.transforms.execution import attention_error
+from zonogpt.transforms.execution import AttentionSizes, attention_error
 from zonogpt.transforms.layernorm import LayerNormBounds, layernorm_bounds
+from zonogpt.transforms.prefix import Prefix
 from zonogpt.transforms.softmax import SoftmaxBounds, softmax_bounds
 from zonogpt.transforms.widths import Widths
 
@@ -91,7 +92,7 @@ class AttentionBounds:
     def value_change(self) -> Tensor:
         """(H, S, d): bounds |(V(x) - V) W_o| by head, all of it."""
         lost = self.rounding.value(self.narrow.Q.dtype) @ self.point.w_o.abs()
-        forming = gamma(2 * self.point.block.w_o.shape[0] + 8, self.narrow.Q.dtype)
+        forming = gamma(2 * self.point.attention.longest + 8, self.narrow.Q.dtype)
         lost = lost + forming * (self.rounding.V_moving @ self.point.w_o.abs())
         return up(self.from_input.VW + self.from_norm.VW + lost, self.point.w_o.shape[-1])
 
@@ -118,10 +119,10 @@ class AttentionBounds:
         }  # fmt: skip
 
 
-def attention_bounds(block: AttentionBlock, z: StructuredZonotope) -> AttentionBounds:
+def attention_bounds(block: Block[Attention], z: StructuredZonotope) -> AttentionBounds:
     """All intermediate bounds of the block over z."""
     norm = layernorm_bounds(block.norm, z)
-    point = attention_point(block, norm.centre)
+    point = attention_point(block.branch, norm.centre)
     narrow = moved(point, z.c.device, z.G.dtype)
     G, L = z.generator_stacks()
     local = _local_sums(narrow, map(norm.jacobian, _parts(narrow, L)))
@@ -129,9 +130,8 @@ def attention_bounds(block: AttentionBlock, z: StructuredZonotope) -> AttentionB
     errors = norm.error_generators().to(z.G.dtype)
     from_norm = _local_sums(narrow, _parts(narrow, errors)).rounded_up(errors.shape[1] * z.n_tokens, z.c.dtype)
     total = from_input + from_norm
-    still = Still.none(norm.centre, block.n_heads)
-    r = attention_rounding(point, still, norm.centre, norm.reach, z.G.dtype, z.m + z.q, norm.rounding)
-    product = ((total.Q + r.query) @ (total.K + r.key).transpose(-1, -2)) * block.scale
+    r = rounding_of(point, norm, z)
+    product = ((total.Q + r.query) @ (total.K + r.key).transpose(-1, -2)) * block.branch.scale
     product = up(product + r.scores, point.Q.shape[-1]).masked_fill(~point.visible, 0.0)
     softmax = softmax_bounds(
         point.log_P,
@@ -144,10 +144,16 @@ def attention_bounds(block: AttentionBlock, z: StructuredZonotope) -> AttentionB
     return AttentionBounds(norm, point, narrow, from_input, from_norm, r, product, softmax)
 
 
+def rounding_of(point: AttentionPoint, norm: LayerNormBounds, z: StructuredZonotope) -> AttentionRounding:
+    """No token is a prefix here, whether it moves or not."""
+    sizes = NormSizes(norm.centre, norm.reach, norm.rounding)
+    return attention_rounding(point, Prefix.none(norm.centre, point.attention), sizes, z.G.dtype, z.m + z.q)
+
+
 def tangent_rounding(point: AttentionPoint, r: AttentionRounding) -> Tensor:
     """(H, S, S): what the tangents of P lose behind those of the scores, all symbols together."""
     moving = point.P * (r.U_moving + (point.P * r.U_moving).sum(-1, keepdim=True))
-    d, (S, e) = point.block.w_o.shape[0], point.Q.shape[-2:]
+    d, (S, e) = point.attention.longest, point.Q.shape[-2:]
     return up(gamma(d + e + 3 * S + 16, r.narrow) * moving, S)
 
 
@@ -172,11 +178,12 @@ def branch_rounding(
     Q, K, V = (up(x.abs() + y) for x, y in ((point.Q, r.Q_moving), (point.K, r.K_moving), (point.V, r.V_moving)))
     most = up(P + softmax.total).clamp(max=1).masked_fill(point.hidden, 0.0)
     skip = up(z.c.abs() + z.radius)
-    return rounding + attention_error(point.block, Q, K, V, most, norm.size, norm.execution_error(z), skip)
+    sizes = AttentionSizes(Q, K, V, most, norm.size, norm.execution_error(z), skip)
+    return rounding + attention_error(point.attention, point.queries, sizes)
 
 
 def fused_attention(
-    block: AttentionBlock, z: StructuredZonotope, arithmetic: Arithmetic = "real"
+    block: Block[Attention], z: StructuredZonotope, arithmetic: Arithmetic = "real"
 ) -> tuple[StructuredZonotope, Widths]:
     """Z_A with A(x) in Z_A for x in z, the symbols of z kept in place (Theorem: fused attention soundness).
 

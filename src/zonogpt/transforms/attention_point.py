@@ -16,14 +16,15 @@ import torch
 from torch import Tensor
 
 from zonogpt.domains.finite import require_finite
-from zonogpt.model.ir import AttentionBlock
+from zonogpt.model.nodes import Attention, dense
 from zonogpt.transforms.attention_rounding import doubt_of
+from zonogpt.transforms.queries import Queries
 from zonogpt.transforms.softmax import softmax_jvp
 
 
 @dataclass(frozen=True)
 class AttentionPoint:
-    block: AttentionBlock
+    attention: Attention
     visible: Tensor  # (S, S) booleans
     Q: Tensor
     K: Tensor
@@ -51,21 +52,27 @@ class AttentionPoint:
 
     def branch(self) -> Tensor:
         """B(n) + b_o, (S, d)."""
-        return self.OW.sum(0) + self.block.b_o
+        out = self.OW.sum(0)
+        return out if self.attention.b_o is None else out + self.attention.b_o
+
+    @property
+    def queries(self) -> Queries:
+        """Every token asks."""
+        return Queries.every(self.n_tokens)
 
 
-def attention_point(block: AttentionBlock, n: Tensor) -> AttentionPoint:
+def attention_point(attention: Attention, n: Tensor) -> AttentionPoint:
     """Evaluates the branch at n (S, d)."""
-    Q, K, V = map(block.split_heads, (n @ block.w_qkv + block.b_qkv).chunk(3, dim=-1))
-    visible = block.visible(n.shape[0])
-    scores = (Q @ K.transpose(-1, -2)) * block.scale
+    Q, K, V = (attention.split_heads(dense(n, w, b)) for w, b in attention.projections)
+    visible = attention.visible(n.shape[0])
+    scores = (Q @ K.transpose(-1, -2)) * attention.scale
     require_finite("attention scores", Q, K, V, scores)
     log_P = scores.masked_fill(~visible, -math.inf).log_softmax(-1)
     require_finite("attention scores", log_P[:, visible])  # -inf is to mean "masked" and nothing else
     P = log_P.exp()
     O = P @ V  # noqa: E741
-    w_o = block.w_o.unflatten(0, (block.n_heads, -1))
-    return AttentionPoint(block, visible, Q, K, V, P, log_P, O, w_o, V @ w_o, O @ w_o, doubt_of(P))
+    w_o = attention.w_o.unflatten(0, (attention.n_heads, -1))
+    return AttentionPoint(attention, visible, Q, K, V, P, log_P, O, w_o, V @ w_o, O @ w_o, doubt_of(P))
 
 
 @dataclass(frozen=True)
@@ -81,9 +88,8 @@ class SharedTangents:
 
 def shared_tangents(point: AttentionPoint, n_dot: Tensor) -> SharedTangents:
     """Tangents of Q, K, V, U, P for tangents n_dot (n, S, d) of LayerNorm's output."""
-    block = point.block
-    Q, K, V = map(block.split_heads, (n_dot @ block.w_qkv).chunk(3, dim=-1))
-    U = (Q @ point.K.transpose(-1, -2) + point.Q @ K.transpose(-1, -2)) * block.scale
+    Q, K, V = (point.attention.split_heads(n_dot @ w) for w, _ in point.attention.projections)
+    U = (Q @ point.K.transpose(-1, -2) + point.Q @ K.transpose(-1, -2)) * point.attention.scale
     U = U.masked_fill(~point.visible, 0.0)
     return SharedTangents(Q, K, V, U, softmax_jvp(point.P, U))
 
@@ -91,7 +97,7 @@ def shared_tangents(point: AttentionPoint, n_dot: Tensor) -> SharedTangents:
 def shared_images(point: AttentionPoint, t: SharedTangents, sloped: Tensor) -> Tensor:
     """Images in the branch's output, (n, S, d), with softmax's slope only in the rows `sloped` (H, S)."""
     P_dot = t.P * sloped[..., None].to(t.P.dtype)
-    return point.block.join_heads(P_dot @ point.V + point.P @ t.V) @ point.block.w_o
+    return point.attention.join_heads(P_dot @ point.V + point.P @ t.V) @ point.attention.w_o
 
 
 @dataclass(frozen=True)
@@ -113,11 +119,11 @@ class LocalTangents:
 
 def local_tangents(point: AttentionPoint, n_dot: Tensor) -> LocalTangents:
     """Tangents for n_dot (S, n, d): n tangents of LayerNorm's output at each token alone."""
-    block, S = point.block, point.n_tokens
-    Q, K, V = (part.unflatten(-1, (block.n_heads, -1)) for part in (n_dot @ block.w_qkv).chunk(3, dim=-1))
-    column = torch.einsum("snhe,hie->snhi", K, point.Q) * block.scale
+    attention, S = point.attention, point.n_tokens
+    Q, K, V = ((n_dot @ w).unflatten(-1, (attention.n_heads, -1)) for w, _ in attention.projections)
+    column = torch.einsum("snhe,hie->snhi", K, point.Q) * attention.scale
     column = column * point.visible.T[:, None, None, :].to(column.dtype)  # query i sees source s
-    row = torch.einsum("snhe,hje->snhj", Q, point.K) * block.scale
+    row = torch.einsum("snhe,hje->snhj", Q, point.K) * attention.scale
     row = row * point.visible[:, None, None, :].to(row.dtype)
     own = torch.eye(S, dtype=column.dtype, device=column.device)[:, None, None, :]
     row = row + column * own  # the source's query meets its own key

@@ -4,7 +4,7 @@ Rounding is relative to the sizes of what is added up. So the sizes go through t
 absolute values of all weights: of the centre, and of how far LayerNorm's output may be from it. Whatever the scores
 lose joins the products of score changes; whatever the heads lose joins the output's error, coordinate by coordinate.
 
-Axes, whatever comes before them: H heads, i queries (the last I tokens), j keys (S), of which the last n move, e
+Axes, whatever comes before them: H heads, i queries (I of the moving tokens), j keys (S), of which the last n move, e
 features of a head.
 """
 
@@ -17,14 +17,18 @@ import torch
 from torch import Tensor
 
 from zonogpt.domains.rounding import gamma, gammas, up
-from zonogpt.model.ir import AttentionBlock
+from zonogpt.model.nodes import Attention, size_of
+from zonogpt.transforms.prefix import Prefix
+from zonogpt.transforms.queries import Queries
 
 
 class Point(Protocol):
     """The branch at the centre."""
 
     @property
-    def block(self) -> AttentionBlock: ...
+    def attention(self) -> Attention: ...
+    @property
+    def queries(self) -> Queries: ...
     @property
     def Q(self) -> Tensor: ...  # (..., H, I, e)
     @property
@@ -55,30 +59,16 @@ def doubt_of(P: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Still:
-    """Tokens before the first that moves: LayerNorm's output there, and how far rounding may move keys and values."""
+class NormSizes:
+    """LayerNorm's output at the moving tokens: |LN(x) - centre| <= reach, all (..., n, d)."""
 
-    n: Tensor  # (B, p, d)
-    K: Tensor  # (B, H, p, e)
-    V: Tensor  # (B, H, p, e)
-    size: Tensor  # (B, p, d): bounds LayerNorm's output
-    executed: Tensor  # (B, p, d): what an execution of LayerNorm may be off by
+    centre: Tensor
+    reach: Tensor
+    lost: Tensor | None = None  # a part of the output that no tangent and no error stands for
 
-    def packed(self, block: AttentionBlock) -> Tensor:
-        """(5, B, p, d)."""
-        return torch.stack([self.n, block.join_heads(self.K), block.join_heads(self.V), self.size, self.executed])
-
-    @staticmethod
-    def unpacked(packed: Tensor, block: AttentionBlock) -> Still:
-        n, K, V, size, executed = packed
-        return Still(n, block.split_heads(K), block.split_heads(V), size, executed)
-
-    @staticmethod
-    def none(like: Tensor, n_heads: int) -> Still:
-        """No such tokens, for tokens `like` (..., n, d)."""
-        d, nothing = like.shape[-1], like[..., :0, :]
-        empty = like.new_zeros(*like.shape[:-2], n_heads, 0, d // n_heads)
-        return Still(nothing, empty, empty, nothing, nothing)
+    def at(self, queries: Queries) -> NormSizes:
+        centre, reach = (queries.of_moving(x, -2) for x in (self.centre, self.reach))
+        return NormSizes(centre, reach, None if self.lost is None else queries.of_moving(self.lost, -2))
 
 
 @dataclass(frozen=True)
@@ -93,6 +83,7 @@ class AttentionRounding:
     scores: Tensor  # (..., H, I, S): what the scores and their tangents are off by
     narrow: torch.dtype  # of the tangents
     symbols: int
+    width: int  # features of a token
 
     def underflow(self, products: int, dtype: torch.dtype) -> float:
         """What so many products per number may have lost to zero, all symbols together."""
@@ -100,8 +91,7 @@ class AttentionRounding:
 
     def of_tangents(self, moving: Tensor, dtype: torch.dtype) -> Tensor:
         """What the tangents of a query, key or value lose, all symbols together; underflow included."""
-        d = self.Q.shape[-3] * self.Q.shape[-1]
-        return gamma(d + 4, dtype) * moving + self.underflow(d, dtype)
+        return gamma(self.width + 4, dtype) * moving + self.underflow(self.width, dtype)
 
     @property
     def query(self) -> Tensor:
@@ -124,30 +114,16 @@ def _at_last(all_keys: Tensor, moving: Tensor) -> Tensor:
 
 
 def attention_rounding(
-    point: Point,
-    still: Still,
-    centre: Tensor,
-    reach: Tensor,
-    narrow: torch.dtype,
-    symbols: int,
-    lost: Tensor | None = None,
+    point: Point, prefix: Prefix, norm: NormSizes, narrow: torch.dtype, symbols: int
 ) -> AttentionRounding:
-    """For moving tokens whose LayerNorm is within `reach` of `centre` (..., n, d), tangents of `symbols` in `narrow`.
-
-    `lost` (..., n, d), if given, is a part of LayerNorm's output that no tangent and no error stands for.
-    """
-    block, S, (I, e) = point.block, point.K.shape[-2], point.Q.shape[-2:]  # noqa: E741
-    d, n, wide = block.w_o.shape[0], centre.shape[-2], point.Q.dtype
-    rows = [still.n.abs(), centre.abs(), reach] + ([] if lost is None else [lost])
-    sizes = torch.cat(rows, dim=-2) @ block.w_qkv.abs()
-    off = gamma(d + 2, wide) * (sizes[..., :S, :] + block.b_qkv.abs())
-    if lost is not None:
-        off[..., S - n :, :] += sizes[..., S + n :, :]
-    Q, K, V = map(block.split_heads, up(off, d).chunk(3, dim=-1))
-    moving = up(sizes[..., S : S + n, :], d).chunk(3, dim=-1)
-    Q_moving, K_moving, V_moving = map(block.split_heads, moving)
-    Q, Q_moving = Q[..., S - I :, :], Q_moving[..., n - I :, :]
-    K, V = (torch.cat([x[..., : S - n, :] + y, x[..., S - n :, :]], dim=-2) for x, y in ((K, still.K), (V, still.V)))
+    """For moving tokens behind `prefix`, and tangents of `symbols` in the type `narrow`."""
+    attention, queries, S, e = point.attention, point.queries, point.K.shape[-2], point.Q.shape[-1]
+    n, wide, d = norm.centre.shape[-2], point.Q.dtype, attention.width
+    of_query, of_key, of_value = attention.projections
+    Q, Q_moving = _through(attention, *of_query, prefix.n[..., :0, :], norm.at(queries))
+    K, K_moving = _through(attention, *of_key, prefix.n, norm)
+    V, V_moving = _through(attention, *of_value, prefix.n, norm)
+    K, V = (torch.cat([x[..., : S - n, :] + y, x[..., S - n :, :]], -2) for x, y in ((K, prefix.K), (V, prefix.V)))
 
     Q_size, K_size = point.Q.abs(), point.K.abs()
     pairs = Q_size @ K_size.mT
@@ -155,18 +131,33 @@ def attention_rounding(
     U_moving = Q_moving @ K_size.mT
     U_moving[..., S - n :] += Q_size @ K_moving.mT
     U_moving, at_centre, pairs = (
-        (x * block.scale).masked_fill(point.hidden, 0.0) for x in (U_moving, at_centre, pairs)
+        (x * attention.scale).masked_fill(point.hidden, 0.0) for x in (U_moving, at_centre, pairs)
     )
     U_moving = up(U_moving, 2 * e)
     # Tangents are centred with P as computed; the mean that is left is `doubt` of that of the sizes.
     mean = (point.P * U_moving).sum(-1, keepdim=True)
     keys = point.n_keys[..., None]
-    tangents = gammas(d + e + 2 * keys + 16, narrow, mean) * (U_moving + mean) + 2 * point.doubt[..., None] * mean
+    longest = attention.longest
+    tangents = gammas(longest + e + 2 * keys + 16, narrow, mean) * (U_moving + mean) + 2 * point.doubt[..., None] * mean
     tangents = tangents + symbols * (2 * e + S) * torch.finfo(narrow).tiny
     # log_softmax subtracts the row's maximum and a logarithm: what all keys lose alike does not matter.
     logarithms = gamma(8, wide) * (pairs.amax(-1, keepdim=True) + keys.to(pairs).log() + 1)
     scores = up(at_centre + tangents + logarithms, 2 * e + S).masked_fill(point.hidden, 0.0)
-    return AttentionRounding(Q, K, V, Q_moving, K_moving, V_moving, U_moving, scores, narrow, symbols)
+    return AttentionRounding(Q, K, V, Q_moving, K_moving, V_moving, U_moving, scores, narrow, symbols, d)
+
+
+def _through(
+    attention: Attention, weight: Tensor, bias: Tensor | None, still: Tensor, norm: NormSizes
+) -> tuple[Tensor, Tensor]:
+    """Of queries, keys or values, (..., H, tokens, e): what is rounded at the centre, of the `still` tokens and of the
+    moving ones behind them; and how far the latter move."""
+    rows = [still.abs(), norm.centre.abs(), norm.reach] + ([] if norm.lost is None else [norm.lost])
+    parts = (torch.cat(rows, dim=-2) @ weight.abs()).split([x.shape[-2] for x in rows], dim=-2)
+    d, p = attention.width, still.shape[-2]
+    off = gamma(d + 2, weight.dtype) * (torch.cat(parts[:2], dim=-2) + size_of(bias))
+    if norm.lost is not None:
+        off[..., p:, :] += parts[3]
+    return attention.split_heads(up(off, d)), attention.split_heads(up(parts[2], d))
 
 
 def head_rounding(
@@ -178,7 +169,7 @@ def head_rounding(
     |p - P|; `dtype` is the type that the linear part is computed in.
     """
     (S, e), wide = point.K.shape[-2:], point.P.dtype
-    d, n = point.block.w_o.shape[0], r.V_moving.shape[-2]
+    d, n = point.attention.longest, r.V_moving.shape[-2]
     apart = coefficients @ point.V.abs() + coefficients.sum(-1, keepdim=True) * point.O.abs()
     heads = (gammas(d + e + point.n_keys + 16, wide, point.P) + 2 * point.doubt)[..., None] * apart
     heads = heads + (point.P + total) @ r.value(dtype)
@@ -195,10 +186,9 @@ def output_rounding(
     linearly, `output` is their value at the centre. `c` and `radius` (..., I, d) are the skip's centre and deviation,
     `dtype` is the type that the linear part is computed in.
     """
-    block, (H, S), e = point.block, point.K.shape[-3:-1], point.Q.shape[-1]
-    keys = point.n_keys[..., 0, :, None]
-    d = H * e
-    parts = [block.join_heads(x) for x in (output.abs(), heads, moved)]
-    output, heads, moved = (torch.cat(parts, dim=-2) @ block.w_o.abs()).chunk(3, dim=-2)
-    out = gamma(d + H + 4, c.dtype) * (c.abs() + output + block.b_o.abs()) + heads
+    attention, (H, S), e = point.attention, point.K.shape[-3:-1], point.Q.shape[-1]
+    keys, d = point.n_keys[..., 0, :, None], attention.longest
+    parts = [attention.join_heads(x) for x in (output.abs(), heads, moved)]
+    output, heads, moved = (torch.cat(parts, dim=-2) @ attention.w_o.abs()).chunk(3, dim=-2)
+    out = gamma(d + H + 4, c.dtype) * (c.abs() + output + size_of(attention.b_o)) + heads
     return up(out + gammas(4 * d + e + (3 + H) * keys + 24, dtype, out) * (radius + moved), 2 * (d + S + e))

@@ -19,9 +19,9 @@ from zonogpt.domains.finite import require_finite
 from zonogpt.domains.rounding import up
 from zonogpt.domains.structured import StructuredZonotope, abs_sum
 from zonogpt.model.arithmetic import Arithmetic
-from zonogpt.model.ir import AttentionBlock
+from zonogpt.model.nodes import Attention, Block
 from zonogpt.support.tensors import moved
-from zonogpt.transforms.attention import branch_rounding, tangent_rounding
+from zonogpt.transforms.attention import branch_rounding, rounding_of, tangent_rounding
 from zonogpt.transforms.attention_point import (
     AttentionPoint,
     attention_point,
@@ -29,7 +29,7 @@ from zonogpt.transforms.attention_point import (
     shared_images,
     shared_tangents,
 )
-from zonogpt.transforms.attention_rounding import AttentionRounding, Still, attention_rounding
+from zonogpt.transforms.attention_rounding import AttentionRounding
 from zonogpt.transforms.layernorm import LayerNormBounds, layernorm_bounds
 from zonogpt.transforms.softmax import SoftmaxBounds, softmax_bounds
 from zonogpt.transforms.widths import Widths
@@ -62,7 +62,7 @@ class OperatorRadii:
 def operator_radii(
     point: AttentionPoint, narrow: AttentionPoint, norm: LayerNormBounds, z: StructuredZonotope, r: AttentionRounding
 ) -> OperatorRadii:
-    block, e = point.block, point.Q.shape[-1]
+    attention, e = point.attention, point.Q.shape[-1]
     sums = {name: torch.zeros_like(point.Q) for name in ("Q", "K", "V")}
     local = {name: torch.zeros_like(point.Q) for name in ("Q", "K", "V")}
     kept_U, kept_P = torch.zeros_like(point.P), torch.zeros_like(point.P)
@@ -80,15 +80,14 @@ def operator_radii(
         kept_P += _abs_sum(own.row_P, 1).transpose(0, 1)
     sums, local = ({name: up(x, z.m + z.q) for name, x in family.items()} for family in (sums, local))
     kept_U, kept_P = up(kept_U, z.m + z.q), up(kept_P, z.m + z.q) + tangent_rounding(point, r)
-    from_norm = up(norm.R_N @ block.w_qkv.abs(), norm.R_N.shape[-1])
-    b_Q, b_K, b_V = map(block.split_heads, from_norm.chunk(3, dim=-1))
+    b_Q, b_K, b_V = (attention.split_heads(up(norm.R_N @ w.abs(), attention.width)) for w, _ in attention.projections)
     b_Q, b_K, b_V = b_Q + r.query, b_K + r.key, b_V + r.value(z.G.dtype)
     T_Q, T_K = sums["Q"] + local["Q"] + b_Q, sums["K"] + local["K"] + b_K
 
     others = 1 - torch.eye(point.n_tokens, dtype=point.P.dtype, device=point.P.device)
     b_U = b_Q @ point.K.abs().transpose(-1, -2) + point.Q.abs() @ b_K.transpose(-1, -2)
     b_U = b_U + (point.Q.abs() @ local["K"].transpose(-1, -2)) * others + T_Q @ T_K.transpose(-1, -2)
-    b_U = up(b_U * block.scale + r.scores, 4 * e).masked_fill(~point.visible, 0.0)
+    b_U = up(b_U * attention.scale + r.scores, 4 * e).masked_fill(~point.visible, 0.0)
     softmax = softmax_bounds(point.log_P, f_P=kept_P, R_U=b_U, T_U=up(kept_U + b_U), doubt=point.doubt)
     require_finite("attention softmax", softmax.remainder, softmax.total)
     return OperatorRadii(
@@ -107,14 +106,14 @@ def operator_radii(
 
 
 def decomposed_attention(
-    block: AttentionBlock, z: StructuredZonotope, arithmetic: Arithmetic = "real"
+    block: Block[Attention], z: StructuredZonotope, arithmetic: Arithmetic = "real"
 ) -> tuple[StructuredZonotope, Widths]:
     """Z_A with A(x) in Z_A for x in z, z's symbols kept in place. Appends no generator: all errors are intervals."""
     norm = layernorm_bounds(block.norm, z)
-    point = attention_point(block, norm.centre)
+    attention = block.branch
+    point = attention_point(attention, norm.centre)
     narrow = moved(point, z.c.device, z.G.dtype)
-    still = Still.none(norm.centre, block.n_heads)
-    off = attention_rounding(point, still, norm.centre, norm.reach, z.G.dtype, z.m + z.q, norm.rounding)
+    off = rounding_of(point, norm, z)
     r = operator_radii(point, narrow, norm, z, off)
     softmax = r.softmax
 
@@ -128,14 +127,14 @@ def decomposed_attention(
     for part in chunks(z.q, _bytes(point), temporary_bytes(z.c.device.type)):
         own = local_tangents(narrow, norm.jacobian(z.L[:, part]))
         O_dot = torch.einsum("snhj,hje->snhe", own.row_P * sloped, narrow.V) + P_own[:, None, :, None] * own.V
-        L[:, part] += O_dot.flatten(-2) @ narrow.block.w_o
+        L[:, part] += O_dot.flatten(-2) @ narrow.attention.w_o
 
     others = 1 - torch.eye(z.n_tokens, dtype=z.c.dtype, device=z.c.device)
-    w_o = block.w_o.abs()
-    from_softmax = block.join_heads(softmax.remainder @ point.V.abs()) @ w_o
-    from_norm = block.join_heads(point.P @ r.b_V) @ w_o
-    crossed = block.join_heads((point.P * others) @ r.local_V) @ w_o
-    product = block.join_heads(softmax.total @ (r.kept_V + r.b_V)) @ w_o
+    w_o = attention.w_o.abs()
+    from_softmax = attention.join_heads(softmax.remainder @ point.V.abs()) @ w_o
+    from_norm = attention.join_heads(point.P @ r.b_V) @ w_o
+    crossed = attention.join_heads((point.P * others) @ r.local_V) @ w_o
+    product = attention.join_heads(softmax.total @ (r.kept_V + r.b_V)) @ w_o
     rounding = branch_rounding(norm, point, off, softmax, z, arithmetic)
     errors = up(from_softmax + from_norm + crossed + product, z.n_tokens + z.c.shape[1])
     out = StructuredZonotope(z.c + point.branch(), G, L, up(errors + rounding))

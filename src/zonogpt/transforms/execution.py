@@ -14,18 +14,20 @@ Sizes bound absolute values over the whole set. Derivations: docs/math.md, secti
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from zonogpt.domains.rounding import LIBRARY, gamma, gammas, length, up
 from zonogpt.model.arithmetic import Arithmetic
-from zonogpt.model.ir import AttentionBlock, Head, LayerNorm, MlpBlock
+from zonogpt.model.nodes import Attention, Head, Mlp, Norm, size_of
 from zonogpt.spec.inputs import InputBox
+from zonogpt.transforms.activations import bounds_of
+from zonogpt.transforms.queries import Queries
 
 SMALLEST = torch.finfo(torch.float32).tiny  # normal number: what is below it may be lost
 LARGEST = 1e38  # a third of float32's largest number: with this much room no partial sum overflows
-STEEPEST = 1.13  # |g'| of the tanh form of GELU (tests/test_lemmas.py)
 
 
 def rounds(k: int) -> float:
@@ -64,7 +66,7 @@ def embedding_rounding(box: InputBox, raw: Tensor, arithmetic: Arithmetic) -> Te
     return up(off, terms)
 
 
-def norm_error(norm: LayerNorm, centred: Tensor, size: Tensor, rho: Tensor) -> Tensor:
+def norm_error(norm: Norm, centred: Tensor, size: Tensor, rho: Tensor) -> Tensor:
     """(..., d): of LayerNorm. `centred` and `size` (..., d) bound |x - mean(x)| and |x|, `rho` (...) 1 / sqrt(a)."""
     d = size.shape[-1]
     # Of x - mean(x). Updates of a running mean forget what they rounded: d operations, and some for 1/k adding up.
@@ -84,37 +86,45 @@ def norm_error(norm: LayerNorm, centred: Tensor, size: Tensor, rho: Tensor) -> T
     error = torch.fmin(error, up(left + normalised))
     squares = length(centred + off)
     error = finite(error, (squares * squares)[..., None], size.sum(-1, keepdim=True))
-    gamma_size, output = norm.gamma.abs(), norm.gamma.abs() * (normalised + error) + norm.beta.abs()
+    gamma_size, output = norm.gamma.abs(), norm.gamma.abs() * (normalised + error) + size_of(norm.beta)
     return finite(up(gamma_size * error + rounds(4) * output + lost(gamma_size + normalised + error + 8), d), output)
 
 
-def dense_error(size: Tensor, error: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def dense_error(size: Tensor, error: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """(..., out): of x @ weight + bias for |x| <= size that is off by `error`."""
     k = weight.shape[0]
     n = size.shape[-2]
     sizes, errors = (torch.cat([size + error, error], dim=-2) @ weight.abs()).split(n, dim=-2)
-    error = errors + rounds(k + 2) * (sizes + bias.abs()) + lost_in_dense(size + error, weight)
-    return finite(up(error, k), sizes + bias.abs())
+    error = errors + rounds(k + 2) * (sizes + size_of(bias)) + lost_in_dense(size + error, weight)
+    return finite(up(error, k), sizes + size_of(bias))
 
 
-def attention_error(
-    block: AttentionBlock, Q: Tensor, K: Tensor, V: Tensor, P: Tensor, n: Tensor, n_error: Tensor, skip: Tensor
-) -> Tensor:
-    """(..., I, d): of the block, for the last I tokens.
+@dataclass(frozen=True)
+class AttentionSizes:
+    """Bounds of absolute values on the way through an attention branch, over the whole set."""
 
-    Sizes: Q (..., H, I, e), K and V (..., H, S, e), P (..., H, I, S) of the probabilities (0 where hidden), n
-    (..., S, d) of LayerNorm's output, off by `n_error`, and skip (..., I, d) of the block's input.
-    """
-    S, e = K.shape[-2:]
-    n_queries, d = Q.shape[-2], n.shape[-1]
+    Q: Tensor  # (..., H, I, e)
+    K: Tensor  # (..., H, S, e)
+    V: Tensor  # (..., H, S, e)
+    P: Tensor  # (..., H, I, S): of the probabilities; 0 where hidden
+    n: Tensor  # (..., S, d): of LayerNorm's output
+    n_error: Tensor  # (..., S, d): what an execution of that is off by
+    skip: Tensor  # (..., I, d): of what the branch is added to
+
+
+def attention_error(attention: Attention, queries: Queries, sizes: AttentionSizes) -> Tensor:
+    """(..., I, d): of x + branch(n) at the queries."""
+    Q, K, V, P, n, n_error = sizes.Q, sizes.K, sizes.V, sizes.P, sizes.n, sizes.n_error
+    S, e, d, skip = *K.shape[-2:], attention.longest, sizes.skip
     keys = (P > 0).sum(-1, keepdim=True)  # that a query sees: sums over them have so many terms
-    errors = dense_error(n, n_error, block.w_qkv, block.b_qkv).chunk(3, dim=-1)
-    dQ, dK, dV = map(block.split_heads, errors)
-    dQ = dQ[..., S - n_queries :, :]
+    of_query, of_key, of_value = attention.projections
+    asking, asking_error = (queries.of_all(x, -2) for x in (n, n_error))
+    dQ = attention.split_heads(dense_error(asking, asking_error, *of_query))
+    dK, dV = (attention.split_heads(dense_error(n, n_error, *of)) for of in (of_key, of_value))
     pairs = (Q + dQ) @ (K + dK).mT
-    scores = (dQ @ (K + dK).mT + Q @ dK.mT + rounds(e + 6) * pairs) * block.scale
+    scores = (dQ @ (K + dK).mT + Q @ dK.mT + rounds(e + 6) * pairs) * attention.scale
     # Scores of queries and keys that underflow are in dQ and dK; some SMALLEST more are far below a unit of P.
-    largest = (pairs * block.scale).masked_fill(P == 0, 0.0).amax(-1, keepdim=True)
+    largest = (pairs * attention.scale).masked_fill(P == 0, 0.0).amax(-1, keepdim=True)
     # Numerators and their sum: exponents off by the scores' error and by what taking the maximum off rounds.
     worst = up((scores.masked_fill(P == 0, 0.0) + rounds(4) * largest).amax(-1, keepdim=True), e + S)
     dP = P * torch.expm1(2 * worst + gammas(keys + 4 * LIBRARY + 8, torch.float32, P))
@@ -122,23 +132,24 @@ def attention_error(
     heads = P @ V
     dO = up(dP @ (V + dV) + P @ dV + gammas(keys + 2, torch.float32, P) * ((P + dP) @ (V + dV)), 2 * S)
     dO = dO + lost(4 * keys + 8)
-    parts = torch.cat([block.join_heads(heads + dO), block.join_heads(dO)], dim=-2) @ block.w_o.abs()
-    out, moved = parts.split(n_queries, dim=-2)
-    error = moved + rounds(d + 4) * (out + block.b_o.abs() + skip)
-    error = up(error + lost_in_dense(block.join_heads(heads + dO), block.w_o), 2 * d)
+    joined, off = attention.join_heads(heads + dO), attention.join_heads(dO)
+    out, moved = (torch.cat([joined, off], dim=-2) @ attention.w_o.abs()).chunk(2, dim=-2)
+    whole = out + size_of(attention.b_o) + skip
+    error = up(moved + rounds(d + 4) * whole + lost_in_dense(joined, attention.w_o), 2 * d)
     overflow = pairs.amax((-1, -3))[..., None]  # (..., I, 1), with the scale not yet applied
-    return finite(error, out + block.b_o.abs() + skip, overflow)
+    return finite(error, whole, overflow)
 
 
-def mlp_error(block: MlpBlock, hidden: Tensor, n: Tensor, n_error: Tensor, skip: Tensor) -> Tensor:
-    """(..., n, d): of the block; `hidden` (..., n, f) bounds GELU's input, the rest as in attention_error."""
-    f = block.w_2.shape[0]
-    off = dense_error(n, n_error, block.w_1, block.b_1)
-    # 12 units of t: those of float64 (docs/math.md, "GELU"), and a cube by `pow`.
-    gelu = up(STEEPEST * off + rounds(12 + 2 * LIBRARY) * (hidden + off))
-    out, moved = (torch.cat([hidden + gelu, gelu], dim=-2) @ block.w_2.abs()).split(n.shape[-2], dim=-2)
-    error = moved + rounds(f + 4) * (out + block.b_2.abs() + skip) + lost_in_dense(hidden + gelu, block.w_2)
-    return finite(up(error, 2 * f), out + block.b_2.abs() + skip)
+def mlp_error(mlp: Mlp, hidden: Tensor, n: Tensor, n_error: Tensor, skip: Tensor) -> Tensor:
+    """(..., n, d): of x + branch(n); `hidden` (..., n, f) bounds the activation's input, the others are as in
+    AttentionSizes."""
+    f, of = mlp.w_1.shape[1], bounds_of(mlp.activation)
+    off = dense_error(n, n_error, mlp.w_1, mlp.b_1)
+    moved = up(of.steepest * off + rounds(of.executed_units) * (hidden + off))
+    out, moved_out = (torch.cat([hidden + moved, moved], dim=-2) @ mlp.w_2.abs()).split(n.shape[-2], dim=-2)
+    whole = out + size_of(mlp.b_2) + skip
+    error = moved_out + rounds(f + 4) * whole + lost_in_dense(hidden + moved, mlp.w_2)
+    return finite(up(error, 2 * f), whole)
 
 
 def output_error(head: Head, pool: Tensor, n: Tensor, n_error: Tensor) -> Tensor:
@@ -146,7 +157,6 @@ def output_error(head: Head, pool: Tensor, n: Tensor, n_error: Tensor) -> Tensor
     S, d = int((pool > 0).sum()), n.shape[-1]
     size, off = (torch.einsum("s,...sd->...d", pool, x) for x in (n + n_error, n_error))
     off = up(off + rounds(S + 2) * size, S)
-    bias = 0 if head.bias is None else head.bias.abs()
-    outputs = (size + off) @ head.weight.abs() + bias
+    outputs = (size + off) @ head.weight.abs() + size_of(head.bias)
     error = off @ head.weight.abs() + rounds(d + 2) * outputs + lost_in_dense(size + off, head.weight)
     return finite(up(error, 2 * d), outputs, (S * (size + off)).amax(-1, keepdim=True))  # tokens are added up first

@@ -10,7 +10,7 @@ from zonogpt.domains.finite import require_finite
 from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.structured import StructuredZonotope
 from zonogpt.model.arithmetic import Arithmetic
-from zonogpt.model.ir import Head
+from zonogpt.model.nodes import Head, size_of
 from zonogpt.spec.claims import Claim
 from zonogpt.transforms.execution import output_error
 from zonogpt.transforms.layernorm import layernorm_bounds
@@ -23,14 +23,14 @@ def claim_lower_bounds(
 
     rows (K, d) and offset (K,) come from `claim.fold`. Each symbol meets the whole functional before |.| is taken.
     """
-    pool = head.pool_weights(z.n_tokens)
+    pool = head.read_weights(z.n_tokens)
     read = pool.nonzero().squeeze(1)  # tokens the head looks at
     pool, z = pool[read], StructuredZonotope(z.c[read], z.G[:, read], z.L[read], z.b[read])
-    norm = layernorm_bounds(head.norm, z)
+    norm = layernorm_bounds(head.layer_norm, z)
     value = offset + rows @ (pool @ norm.centre)
 
-    weighted = rows * head.norm.gamma  # LayerNorm's error is gamma * ehat with ehat mean-free
-    from_norm = (weighted - weighted.mean(-1, keepdim=True)).abs() @ (pool @ norm.R_hat)
+    weighted = rows * norm.norm.gamma  # LayerNorm's error is gamma * ehat with ehat mean-free
+    from_norm = norm.norm.centre(weighted).abs() @ (pool @ norm.R_hat)
     carried = torch.zeros_like(value)
     G, L = z.generator_stacks()
     limit, narrow = temporary_bytes(z.c.device.type), z.G.dtype
@@ -47,7 +47,7 @@ def claim_lower_bounds(
     units = 2 * (d + S) + head.weight.shape[1] + 16
     rounding = torch.zeros_like(value)
     for dtype, size in ((z.c.dtype, norm.centre.abs() + norm.reach), (narrow, norm.reach)):
-        outputs = (pool @ size) @ head.weight.abs() + (0 if head.bias is None else head.bias.abs())
+        outputs = (pool @ size) @ head.weight.abs() + size_of(head.bias)
         rounding = rounding + gamma(units, dtype) * claim.magnitude(outputs)
     underflow = (z.m + z.q) * S * d * torch.finfo(narrow).tiny
     rounding = up(rounding + rows.abs() @ (pool @ norm.rounding) + underflow, d + S)

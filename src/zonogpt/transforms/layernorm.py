@@ -18,7 +18,7 @@ from zonogpt.domains.chunks import chunks, temporary_bytes
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.structured import StructuredZonotope
-from zonogpt.model.ir import LayerNorm
+from zonogpt.model.nodes import Norm, size_of
 from zonogpt.transforms.execution import norm_error
 from zonogpt.transforms.norm_point import NormPoint, norm_point, units
 
@@ -41,7 +41,7 @@ class LayerNormBounds:
     rho: Tensor  # (S,): 1 / sqrt(tau + variance) <= rho
 
     @property
-    def norm(self) -> LayerNorm:
+    def norm(self) -> Norm:
         return self.at.norm
 
     @property
@@ -65,7 +65,7 @@ class LayerNormBounds:
 
     def execution_error(self, z: StructuredZonotope) -> Tensor:
         """(S, d): what an execution of LayerNorm in float32 may be off by, over all of z."""
-        centred = up(self.at.z0.abs() + z.radius + z.radius.mean(-1, keepdim=True), 2 * z.c.shape[-1])
+        centred = up(self.at.z0.abs() + self.norm.centred_size(z.radius), 2 * z.c.shape[-1])
         return norm_error(self.norm, centred, up(z.c.abs() + z.radius), self.rho)
 
     def error_generators(self) -> Tensor:
@@ -77,12 +77,12 @@ class LayerNormBounds:
 
 def _tangent(v: Tensor, at: NormPoint) -> Tensor:
     """sqrt(a0) Jhat v = vbar - z0 (z0 . vbar) / (d a0), (S, n, d)."""
-    vbar = v - v.mean(-1, keepdim=True)
+    vbar = at.norm.centre(v)
     along = (at.z0 / (v.shape[-1] * at.a0[:, None]))[:, None, :].to(v.dtype)
     return vbar - (vbar @ at.z0[:, :, None].to(v.dtype)) * along
 
 
-def layernorm_bounds(norm: LayerNorm, z: StructuredZonotope) -> LayerNormBounds:
+def layernorm_bounds(norm: Norm, z: StructuredZonotope) -> LayerNormBounds:
     """The contract of LayerNormBounds over z; J is applied to its generators only, what it makes of z's interval is
     part of `rounding`."""
     d, wide, narrow = z.c.shape[1], z.c.dtype, z.G.dtype
@@ -91,14 +91,14 @@ def layernorm_bounds(norm: LayerNorm, z: StructuredZonotope) -> LayerNormBounds:
     for stack in z.generator_stacks():
         each = stack.shape[0] * d * at.z0.element_size()
         for part in chunks(stack.shape[1], each, temporary_bytes(at.z0.device.type)):
-            vbar = stack[:, part] - stack[:, part].mean(-1, keepdim=True)
+            vbar = norm.centre(stack[:, part])
             n = vbar.shape[1]
             r_cen += up(vbar.abs().sum(1), n)
             z0_dot += up((vbar @ at.z0[:, :, None].to(narrow)).abs().sum((1, 2)), n)
             r_hat += up(_tangent(vbar, at).abs().sum(1), n)
     count, radius, size = z.m + z.q, z.radius, at.z0.abs()
-    spread = gamma(2 * d + 8, narrow) * (radius + radius.mean(-1, keepdim=True))  # what centring rounds, twice
-    boxed = z.b + z.b.mean(-1, keepdim=True)
+    spread = gamma(2 * d + 8, narrow) * norm.centred_size(radius)  # what centring rounds, twice
+    boxed = norm.centred_size(z.b)
     r_cen = up(up(r_cen, count) + at.missing + spread + boxed, d)
     z0_dot = up(up(z0_dot, count) + (size * (at.missing + 2 * spread + boxed)).sum(-1), d)
     image, of_interval = at.image(radius), at.image(z.b)
@@ -110,7 +110,7 @@ def layernorm_bounds(norm: LayerNorm, z: StructuredZonotope) -> LayerNormBounds:
     low, high = layernorm_range(at.z0 - r_cen, at.z0 + r_cen, a_min, a_max, norm.tau)
     # The middle of the range, made mean-free so that the error keeps mean zero; the half-widths are measured from it.
     middle = (low + high) / 2
-    middle = middle - middle.mean(-1, keepdim=True)
+    middle = norm.centre(middle)
     half = torch.maximum(high - middle, middle - low).clamp(min=0)  # at radius 0: rounding of either sign
     x_hat = at.z0 * at.rho[:, None]
     cap = torch.maximum(high - x_hat, x_hat - low) + r_hat
@@ -125,17 +125,17 @@ def layernorm_bounds(norm: LayerNorm, z: StructuredZonotope) -> LayerNormBounds:
     # What is neither mean-free nor of the linear part: see NormPoint, and the means of z0 and of the middle.
     unbalanced = slope * (at.missing.mean(-1) * (at.rho + at.k * z0_dot))[:, None]
     unbalanced = unbalanced + (1 - slope) * gamma(d + 4, wide) * middle.abs().mean(-1, keepdim=True)
-    forming = gamma(8, wide) * centre.abs() + gamma(8, narrow) * (R_hat + R_hat.mean(-1, keepdim=True))
+    forming = gamma(8, wide) * centre.abs() + gamma(8, narrow) * norm.centred_size(R_hat)
     lost = at.slack(radius) + gamma(4 * d + 24, narrow) * image + of_interval
     underflow = count * d * torch.finfo(narrow).tiny
     rounding = slope * (lost + underflow) + unbalanced + forming
     return LayerNormBounds(
         at=at,
-        centre=norm.gamma * centre + norm.beta,
+        centre=norm.shifted(norm.gamma * centre),
         sloped=sloped,
         r_N=up(norm.gamma.abs() * r_hat * slope),
         R_hat=R_hat,
-        rounding=up(norm.gamma.abs() * rounding + gamma(4, wide) * norm.beta.abs(), 2 * d),
+        rounding=up(norm.gamma.abs() * rounding + gamma(4, wide) * size_of(norm.beta), 2 * d),
         rho=up(a_min.rsqrt()),
     )
 

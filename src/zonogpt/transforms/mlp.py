@@ -17,9 +17,9 @@ from zonogpt.domains.finite import require_finite
 from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.structured import StructuredZonotope, abs_sum
 from zonogpt.model.arithmetic import Arithmetic
-from zonogpt.model.ir import MlpBlock
+from zonogpt.model.nodes import Block, Mlp, dense, size_of
+from zonogpt.transforms.activations import bounds_of
 from zonogpt.transforms.execution import mlp_error
-from zonogpt.transforms.gelu import affine_gelu, curvature_bound, gelu, gelu_slope
 from zonogpt.transforms.layernorm import LayerNormBounds, layernorm_bounds
 from zonogpt.transforms.widths import Widths
 
@@ -35,21 +35,21 @@ class _Hidden:
     moving: Tensor  # (S, f): |W_1||LN(x) - norm.centre|
 
 
-def _hidden(block: MlpBlock, z: StructuredZonotope) -> _Hidden:
-    d, wide, narrow = block.w_1.shape[0], z.c.dtype, z.G.dtype
+def _hidden(block: Block[Mlp], z: StructuredZonotope) -> _Hidden:
+    mlp, d, wide, narrow = block.branch, block.norm.width, z.c.dtype, z.G.dtype
     norm = layernorm_bounds(block.norm, z)
-    centre = norm.centre @ block.w_1 + block.b_1
-    at_centre, moving, lost = (torch.cat([norm.centre.abs(), norm.reach, norm.rounding]) @ block.w_1.abs()).chunk(3)
-    off = up(gamma(d + 2, wide) * (at_centre + block.b_1.abs()), d)
+    centre = dense(norm.centre, mlp.w_1, mlp.b_1)
+    at_centre, moving, lost = (torch.cat([norm.centre.abs(), norm.reach, norm.rounding]) @ mlp.w_1.abs()).chunk(3)
+    off = up(gamma(d + 2, wide) * (at_centre + size_of(mlp.b_1)), d)
     moving = up(moving, d)
-    radius = preactivation_radius(block, norm, z) + lost + off
+    radius = preactivation_radius(mlp, norm, z) + lost + off
     radius = up(radius + gamma(2 * d + 8, narrow) * moving + gamma(2, wide) * centre.abs(), d)
     require_finite("GELU input", centre, radius)
     return _Hidden(norm, centre, radius, off, moving)
 
 
 def _output_rounding(
-    block: MlpBlock,
+    block: Block[Mlp],
     h: _Hidden,
     z: StructuredZonotope,
     value: Tensor,
@@ -62,40 +62,41 @@ def _output_rounding(
 
     `value` (S, f) is GELU's output at the centre, off by `doubt`; `slope` its slope.
     """
-    (d, f), wide, narrow = block.w_1.shape, z.c.dtype, z.G.dtype
+    mlp, wide, narrow = block.branch, z.c.dtype, z.G.dtype
+    d, f = mlp.w_1.shape
     slope = slope.abs()
-    lost = h.norm.rounding @ block.w_1.abs()
+    lost = h.norm.rounding @ mlp.w_1.abs()
     doubt = up(doubt + slope * (h.off + lost) + gamma(4, wide) * value.abs(), d)
-    at_centre, doubt, moving = (torch.cat([value.abs(), doubt, slope * h.moving]) @ block.w_2.abs()).chunk(3)
-    rounding = gamma(f + 3, wide) * (z.c.abs() + at_centre + block.b_2.abs()) + doubt
+    at_centre, doubt, moving = (torch.cat([value.abs(), doubt, slope * h.moving]) @ mlp.w_2.abs()).chunk(3)
+    rounding = gamma(f + 3, wide) * (z.c.abs() + at_centre + size_of(mlp.b_2)) + doubt
     underflow = (z.m + z.q + d + f) * (d + f) * torch.finfo(narrow).tiny  # of old and new generators
     rounding = up(rounding + gamma(3 * d + f + 16, narrow) * (z.radius + moving) + underflow, 2 * f) + z.b
     if arithmetic == "real":
         return rounding
     hidden, skip = up(h.centre.abs() + h.radius), up(z.c.abs() + z.radius)
-    return rounding + mlp_error(block, hidden, h.norm.size, h.norm.execution_error(z), skip)
+    return rounding + mlp_error(mlp, hidden, h.norm.size, h.norm.execution_error(z), skip)
 
 
 def sequential_mlp(
-    block: MlpBlock, z: StructuredZonotope, arithmetic: Arithmetic = "real"
+    block: Block[Mlp], z: StructuredZonotope, arithmetic: Arithmetic = "real"
 ) -> tuple[StructuredZonotope, Widths]:
     """Z_M with M(x) in Z_M for x in z, the symbols of z kept in place: LayerNorm, W_1, affine GELU, W_2 in turn.
 
     Appends per token d generators for LayerNorm's error and f for GELU's. Memory O(S d (m + q + d + f)).
     """
-    h = _hidden(block, z)
-    slope, mid, half = affine_gelu(h.centre - h.radius, h.centre + h.radius)
+    h, mlp = _hidden(block, z), block.branch
+    slope, mid, half = bounds_of(mlp.activation).strip(h.centre - h.radius, h.centre + h.radius)
 
     narrow = z.G.dtype
-    G, L = _carried(block, h.norm, slope, z)
+    G, L = _carried(mlp, h.norm, slope, z)
     E = h.norm.error_generators()
-    E = torch.stack([e @ _chain(block, a) for e, a in zip(E, slope, strict=True)]).to(narrow)
-    gelu_generators = (half[:, :, None] * block.w_2).to(narrow)  # (S, f, d)
+    E = torch.stack([e @ _chain(mlp, a) for e, a in zip(E, slope, strict=True)]).to(narrow)
+    gelu_generators = (half[:, :, None] * mlp.w_2).to(narrow)  # (S, f, d)
     value = slope * h.centre + mid
     forming = gamma(4, narrow) * half + gamma(4, z.c.dtype) * mid.abs()
     rounding = _output_rounding(block, h, z, value, slope, forming, arithmetic)
     out = StructuredZonotope(
-        c=z.c + value @ block.w_2 + block.b_2,
+        c=z.c + dense(value, mlp.w_2, mlp.b_2),
         G=G,
         L=torch.cat([L, E, gelu_generators], dim=1),
         b=up(rounding),
@@ -104,43 +105,43 @@ def sequential_mlp(
     widths = Widths.of(
         carried=abs_sum(G, 0) + abs_sum(L, 1),
         layernorm=abs_sum(E, 1),
-        gelu=half @ block.w_2.abs(),
+        gelu=half @ mlp.w_2.abs(),
         rounding=rounding,
     )
     return out, widths
 
 
 def fused_mlp(
-    block: MlpBlock, z: StructuredZonotope, arithmetic: Arithmetic = "real"
+    block: Block[Mlp], z: StructuredZonotope, arithmetic: Arithmetic = "real"
 ) -> tuple[StructuredZonotope, Widths]:
     """Z_M with M(x) in Z_M for x in z, the block linearised at the centre as a whole and its error an interval R_M.
 
     Cheaper than the sequential transform (no hidden unit gets a generator of its own) and looser.
     """
-    h = _hidden(block, z)
-    (d, f), wide = block.w_1.shape, z.c.dtype
-    slope, value = gelu_slope(h.centre), gelu(h.centre)
+    h, mlp, wide = _hidden(block, z), block.branch, z.c.dtype
+    (d, f), of = mlp.w_1.shape, bounds_of(mlp.activation)
+    slope, value = of.slope(h.centre), mlp.activation(h.centre)
     # The slope may be off: that is one more bend, in first order. Its size is at most 2, and so are its parts'.
-    bend = 0.5 * curvature_bound(h.centre - h.radius, h.centre + h.radius) * h.radius.square()
-    bend = up(bend + gamma(48, wide) * (1 + h.centre.abs()) * h.radius)
-    G, L = _carried(block, h.norm, slope, z)
-    chains = (_error_chain(h.norm, block, a).abs() for a in slope)
+    bend = 0.5 * of.curvature(h.centre - h.radius, h.centre + h.radius) * h.radius.square()
+    bend = up(bend + gamma(of.slope_units, wide) * (1 + h.centre.abs()) * h.radius)
+    G, L = _carried(mlp, h.norm, slope, z)
+    chains = (_error_chain(h.norm, mlp, a).abs() for a in slope)
     from_norm = torch.stack([r @ chain for r, chain in zip(h.norm.R_hat, chains, strict=True)])
-    from_gelu = up(bend @ block.w_2.abs(), f)
-    rounding = _output_rounding(block, h, z, value, slope, gamma(12, wide) * h.centre.abs(), arithmetic)
-    out = StructuredZonotope(z.c + value @ block.w_2 + block.b_2, G, L, up(up(from_norm, d) + from_gelu + rounding))
+    from_gelu = up(bend @ mlp.w_2.abs(), f)
+    rounding = _output_rounding(block, h, z, value, slope, gamma(of.value_units, wide) * h.centre.abs(), arithmetic)
+    out = StructuredZonotope(z.c + dense(value, mlp.w_2, mlp.b_2), G, L, up(up(from_norm, d) + from_gelu + rounding))
     require_finite("MLP output", out.c, out.G, out.L, out.b)
     widths = Widths.of(carried=abs_sum(G, 0) + abs_sum(L, 1), layernorm=from_norm, gelu=from_gelu, rounding=rounding)
     return out, widths
 
 
-def preactivation_radius(block: MlpBlock, norm: LayerNormBounds, z: StructuredZonotope) -> Tensor:
+def preactivation_radius(mlp: Mlp, norm: LayerNormBounds, z: StructuredZonotope) -> Tensor:
     """(S, f): bounds |W_1 (LN(x) - norm.centre)| over z, generator by generator; rounding of products apart."""
     # LayerNorm's error is mean-free, so each column of diag(gamma) W_1 may be centred before |.| is taken, or not.
-    weighted = block.norm.gamma[:, None] * block.w_1
-    radius = torch.minimum(norm.R_hat @ weighted.abs(), norm.R_hat @ (weighted - weighted.mean(0)).abs())
+    weighted = norm.norm.gamma[:, None] * mlp.w_1
+    radius = torch.minimum(norm.R_hat @ weighted.abs(), norm.R_hat @ norm.norm.centre(weighted.T).T.abs())
     narrow = z.G.dtype
-    w_1 = block.w_1.to(narrow)
+    w_1 = mlp.w_1.to(narrow)
     for stack in z.generator_stacks():
         each = 2 * radius.numel() * radius.element_size()
         for part in chunks(stack.shape[1], each, temporary_bytes(stack.device.type)):
@@ -150,21 +151,21 @@ def preactivation_radius(block: MlpBlock, norm: LayerNormBounds, z: StructuredZo
     return up(radius + underflow, z.m + z.q + len(w_1))
 
 
-def _chain(block: MlpBlock, slope: Tensor) -> Tensor:
+def _chain(mlp: Mlp, slope: Tensor) -> Tensor:
     """W_1 diag(slope) W_2 of one token, (d, d)."""
-    return (block.w_1 * slope) @ block.w_2
+    return (mlp.w_1 * slope) @ mlp.w_2
 
 
-def _error_chain(norm: LayerNormBounds, block: MlpBlock, slope: Tensor) -> Tensor:
+def _error_chain(norm: LayerNormBounds, mlp: Mlp, slope: Tensor) -> Tensor:
     """The chain seen by LayerNorm's normalised, mean-free error ehat, (d, d)."""
-    chain = norm.norm.gamma[:, None] * _chain(block, slope)
-    return chain - chain.mean(0)
+    chain = norm.norm.gamma[:, None] * _chain(mlp, slope)
+    return norm.norm.centre(chain.T).T
 
 
-def _carried(block: MlpBlock, norm: LayerNormBounds, slope: Tensor, z: StructuredZonotope) -> tuple[Tensor, Tensor]:
+def _carried(mlp: Mlp, norm: LayerNormBounds, slope: Tensor, z: StructuredZonotope) -> tuple[Tensor, Tensor]:
     """The old generators behind the block: v + (J_LN v) W_1 diag(slope) W_2, shared and local."""
     G, L = z.G.clone(), z.L.clone()
-    chains = torch.stack([_chain(block, a) for a in slope])  # (S, d, d)
+    chains = torch.stack([_chain(mlp, a) for a in slope])  # (S, d, d)
     chains = chains.to(z.G.dtype)
     for stack in (G.transpose(0, 1), L):
         each = 2 * stack.shape[0] * stack.shape[2] * stack.element_size()

@@ -16,12 +16,12 @@ from functools import cached_property
 from torch import Tensor
 
 from zonogpt.domains.rounding import gamma, length, up
-from zonogpt.model.ir import LayerNorm
+from zonogpt.model.nodes import Norm
 
 
 @dataclass(frozen=True)
 class NormPoint:
-    norm: LayerNorm
+    norm: Norm
     z0: Tensor  # (..., d)
     norm2: Tensor  # (...): |z0|^2
     a0: Tensor  # (...)
@@ -48,7 +48,7 @@ class NormPoint:
     def image(self, deviation: Tensor) -> Tensor:
         """(..., d): bounds |J v| and each of its parts, for |v| <= deviation."""
         z0 = self.z0.abs()
-        spread = self.rho[..., None] * (deviation + deviation.mean(-1, keepdim=True))
+        spread = self.rho[..., None] * self.norm.centred_size(deviation)
         along = (self.k * (z0 * deviation).sum(-1))[..., None] * z0
         return up(spread + along, 2 * z0.shape[-1])
 
@@ -59,9 +59,9 @@ class NormPoint:
         return up(self.rho[..., None] * self.missing + turned, 2 * z0.shape[-1])
 
 
-def norm_point(norm: LayerNorm, c: Tensor) -> NormPoint:
+def norm_point(norm: Norm, c: Tensor) -> NormPoint:
     d = c.shape[-1]
-    z0 = c - c.mean(-1, keepdim=True)
+    z0 = norm.centre(c)
     norm2 = z0.square().sum(-1)
     missing = gamma(d + 4, c.dtype) * (c.abs().mean(-1, keepdim=True) + z0.abs())
     return NormPoint(norm, z0, norm2, norm.tau + norm2 / d, missing)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ from zonogpt.methods.ellipsoidal import sizes
 from zonogpt.methods.method import NonFiniteBlockError, OnBlock
 from zonogpt.methods.plan import chunk_bytes
 from zonogpt.methods.tape import Tape, forward
-from zonogpt.model.ir import AttentionBlock, ImageEmbedding, Model
+from zonogpt.model.ir import ImageEmbedding, Model
+from zonogpt.model.nodes import Attention, Block, Mlp, Norm
 from zonogpt.model.replay import original
 from zonogpt.spec.claims import LinearClaim
 from zonogpt.spec.inputs import EmbeddingBox
@@ -40,6 +41,7 @@ from zonogpt.support.files import write_whole
 from zonogpt.support.tensors import moved
 from zonogpt.transforms.ellipsoidal.attention import AttentionStep
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep
+from zonogpt.transforms.ellipsoidal.mlp import MlpStep
 from zonogpt.verification.options import resolve_device
 from zonogpt.verification.precision import full_precision
 from zonogpt.verification.run import check_match, out_of_memory
@@ -143,15 +145,31 @@ def model_digest(model: Model) -> str:
     else:
         arrays = [embedding.tokens, embedding.positions]
     for block in model.blocks:
-        arrays += [block.norm.gamma, block.norm.beta]
-        if isinstance(block, AttentionBlock):
-            arrays += [block.w_qkv, block.b_qkv, block.w_o, block.b_o]
-        else:
-            arrays += [block.w_1, block.b_1, block.w_2, block.b_2]
-    head = model.head
-    arrays += [head.norm.gamma, head.norm.beta, head.weight] + ([] if head.bias is None else [head.bias])
-    said = [model.architecture, model.n_heads, model.pad_token_id, image, head.norm.tau]
+        arrays += WEIGHTS[block.kind](block)
+    head, norm = model.head, model.head.layer_norm
+    arrays += [*_weights_of_norm(norm), head.weight] + ([] if head.bias is None else [head.bias])
+    said = [model.architecture, model.n_heads, model.pad_token_id, image, norm.tau]
     return _digest(said, [_floats(array) for array in arrays])
+
+
+def _weights_of_norm(norm: Norm) -> list[Tensor]:
+    return [norm.gamma] if norm.beta is None else [norm.gamma, norm.beta]
+
+
+def _weights_of_attention(block: Block[Attention]) -> list[Tensor]:
+    """As GPT-2's files have them: queries, keys and values side by side."""
+    of = block.branch
+    biases = [b for _, b in of.projections if b is not None]
+    wide = [torch.cat([w for w, _ in of.projections], dim=1)] + ([torch.cat(biases)] if biases else [])
+    return [*_weights_of_norm(block.norm), *wide, of.w_o] + ([] if of.b_o is None else [of.b_o])
+
+
+def _weights_of_mlp(block: Block[Mlp]) -> list[Tensor]:
+    of = block.branch
+    return _weights_of_norm(block.norm) + [x for x in (of.w_1, of.b_1, of.w_2, of.b_2) if x is not None]
+
+
+WEIGHTS: Mapping[str, Callable[[Any], list[Tensor]]] = {"attention": _weights_of_attention, "mlp": _weights_of_mlp}
 
 
 def _digest(said: object, arrays: list[NDArray[np.float64]]) -> str:
@@ -210,18 +228,24 @@ def _blocks(arrays: Arrays, tape: Tape) -> None:
         arrays |= {f"{place}.c": _floats(norm.z.c[0]), f"{place}.Q": _floats(norm.z.Q[0])}
     for place, step in zip(places, tape.steps, strict=True):
         arrays |= _norm(place, step.norm, slice(None)) | _choices(place, step.choices)
-        if isinstance(step, AttentionStep):
-            found = {
-                "R_U": step.R_U[0], "W": step.softmax.W[0], "zeta": step.softmax.zeta[0],
-                "t_own": step.t.own[:, 0], "t_local": step.t.local[0], "t_crossed": step.t.crossed[0],
-            }  # fmt: skip
-            arrays[f"{place}.rows"] = step.softmax.sloped[0].cpu().numpy()
-        else:
-            found = {
-                "radius": step.radius[0], "slope": step.slope[0], "mid": step.mid[0], "half": step.half[0],
-            }  # fmt: skip
-        arrays |= {f"{place}.{name}": _floats(x) for name, x in found.items()}
+        arrays |= {f"{place}.{name}": array for name, array in WRITTEN[step.kind](step).items()}
     arrays |= _norm("head", tape.head, slice(None) if bool((tape.pool > 0).all()) else slice(-1, None))
+
+
+def _of_attention(step: AttentionStep) -> Arrays:
+    found = {
+        "R_U": step.R_U[0], "W": step.softmax.W[0], "zeta": step.softmax.zeta[0],
+        "t_own": step.t.own[:, 0], "t_local": step.t.local[0], "t_crossed": step.t.crossed[0],
+    }  # fmt: skip
+    arrays: Arrays = {"rows": step.softmax.sloped[0].cpu().numpy()}
+    return arrays | {name: _floats(x) for name, x in found.items()}
+
+
+def _of_mlp(step: MlpStep) -> Arrays:
+    return {name: _floats(getattr(step, name)[0]) for name in ("radius", "slope", "mid", "half")}
+
+
+WRITTEN: Mapping[str, Callable[[Any], Arrays]] = {"attention": _of_attention, "mlp": _of_mlp}  # bounds, by kind of step
 
 
 def _norm(place: str, norm: LayerNormStep, tokens: slice) -> Arrays:

@@ -9,7 +9,8 @@ import torch
 
 from zonogpt.errors import OptionError
 from zonogpt.methods import METHODS
-from zonogpt.methods.plan import Plan, Sizes, held_bytes
+from zonogpt.methods.method import Numerics
+from zonogpt.methods.plan import Plan, Sizes, block_sizes, held_bytes
 from zonogpt.methods.structured import pool_limit
 from zonogpt.model.ir import ImageEmbedding, Model, check_model
 from zonogpt.support.tensors import tensors_in
@@ -65,20 +66,21 @@ def inspect(
         inputs = moving * d
     limit = pool_limit(S, d, run_dtype, budget_bytes)
     rows = max(1, model.n_outputs - 1)
-    sizes = Sizes(S, S, d, model.n_heads, model.hidden, len(model.blocks), inputs, per_token, rows, model.device.type)
-    plans = {name: method.plan(sizes, run_dtype, budget_bytes) for name, method in METHODS.items()}
+    sizes = Sizes(S, S, d, block_sizes(model), inputs, per_token, rows, model.device.type)
+    numerics = Numerics(run_dtype, budget_bytes=budget_bytes)
+    plans = {name: method.plan(sizes, numerics) for name, method in METHODS.items()}
     n_parameters = count_parameters(model)
     run_parameters = count_parameters((model.blocks, model.head))
     return Inspection(
         name=model.name,
         architecture=model.architecture,
         n_parameters=n_parameters,
-        n_layers=len(model.blocks) // 2,
+        n_layers=model.n_layers,
         width=d,
         n_heads=model.n_heads,
         hidden=model.hidden,
         n_outputs=model.n_outputs,
-        pool=model.head.pool,
+        pool=model.head.reading,
         tokens=S,
         inputs=inputs,
         dtype=str(run_dtype).removeprefix("torch."),

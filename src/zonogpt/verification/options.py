@@ -71,7 +71,7 @@ def check_executable(model: Model, arithmetic: Arithmetic) -> None:
                 " float32 rounds. Save it in float32 (model.float()) and verify that, or use arithmetic 'real'"
             )
     least, most = torch.finfo(torch.float32).tiny, 1e30
-    for norm in (*(block.norm for block in model.blocks), model.head.norm):
+    for norm in model.norms:
         if not least <= norm.tau <= most:
             raise OptionError(
                 f"arithmetic 'float32' needs a layer_norm_epsilon that float32 can hold and add, from {least:.3g} to"

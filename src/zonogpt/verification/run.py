@@ -13,7 +13,15 @@ from torch import Tensor
 
 from zonogpt.errors import OptionError, SpecError
 from zonogpt.methods import METHODS, guarantee
-from zonogpt.methods.method import Bounds, Method, NonFiniteBlockError, NotEnoughMemoryError, OnBlock, Progress
+from zonogpt.methods.method import (
+    Bounds,
+    Method,
+    NonFiniteBlockError,
+    NotEnoughMemoryError,
+    Numerics,
+    OnBlock,
+    Progress,
+)
 from zonogpt.model.agreement import require_close
 from zonogpt.model.arithmetic import Arithmetic, check_arithmetic
 from zonogpt.model.ir import Model, check_model
@@ -163,20 +171,21 @@ def verify_many(
     run_dtype, run_device = resolve_dtype(dtype), resolve_device(device, model)
     check_limits(timeout, budget_bytes)
     check_executable(model, meant)
+    METHODS[method].rules.require(model, method)
     for spec in specs:
         check_match(model, spec)
     results: dict[int, Result] = {}
     with torch.no_grad(), full_precision(run_device):
-        work = model.converted(run_device, torch.float64)
+        work, numerics = model.converted(run_device, torch.float64), Numerics(run_dtype, meant, budget_bytes)
         run = _Run(
-            method, METHODS[method].for_run(work, specs, budget_bytes, meant), run_dtype, meant, budget_bytes, on_block,
+            method, METHODS[method].for_run(work, specs, numerics), run_dtype, meant, budget_bytes, on_block,
             exact=work if run_device == model.device else model.converted(model.device, torch.float64),
             rounded=model.converted(model.device, torch.float32),
             work=work,
             original=original(model),
             seed=seed if attack else None,
         )  # fmt: skip
-        for batch in run.method.batches(run.work, specs, run_dtype, budget_bytes):
+        for batch in run.method.batches(run.work, specs, numerics):
             limit = None if timeout is None else timeout * len(batch)
             for index, result in zip(batch, run.batch([specs[i] for i in batch], limit), strict=True):
                 results[index] = result
@@ -200,6 +209,10 @@ class _Run:
     work: Model  # in float64, where the bounds are computed
     original: HuggingFaceModel | None  # which judges counterexamples
     seed: int | None  # of the attack; None: none
+
+    @property
+    def numerics(self) -> Numerics:
+        return Numerics(self.dtype, self.arithmetic, self.budget_bytes)
 
     def batch(self, specs: Sequence[Spec], timeout: float | None) -> list[Result]:
         started = time.perf_counter()
@@ -307,7 +320,7 @@ class _Run:
         failure: tuple[Status, str]
         try:
             self.require_memory(here)
-            return list(self.method.bound_many(self.work, here, self.dtype, self.budget_bytes, watch, self.arithmetic))
+            return list(self.method.bound_many(self.work, here, self.numerics, watch))
         except _OutOfTimeError as error:
             failure = "timeout", str(error)
         except NotEnoughMemoryError as error:
@@ -325,7 +338,7 @@ class _Run:
 
     def require_memory(self, specs: Sequence[Spec]) -> None:
         """Before anything is allocated: is there room for the largest of them alone?"""
-        plans = [self.method.plan(self.method.sizes(self.work, spec), self.dtype, self.budget_bytes) for spec in specs]
+        plans = [self.method.plan(self.method.sizes(self.work, spec), self.numerics) for spec in specs]
         need, free = max(plan.peak_bytes for plan in plans), free_bytes(self.work.device)
         if need > free:
             raise NotEnoughMemoryError(

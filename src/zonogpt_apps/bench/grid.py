@@ -90,7 +90,6 @@ def config(model: ModelId, vocabulary: int) -> GPT2Config:
 def check_shape(net: Model, model: ModelId) -> None:
     """ModelError unless this is the network that the name stands for: what a hash of weights does not say."""
     width, heads = SIZES[model.size]
-    norms = [block.norm for block in net.blocks] + [net.head.norm]
     said = {
         "width": (net.width, width),
         "heads": (net.n_heads, heads),
@@ -98,8 +97,8 @@ def check_shape(net: Model, model: ModelId) -> None:
         "hidden units": (net.hidden, 4 * width),
         "outputs": (net.n_outputs, N_CLASSES[model.task]),
         "input": (type(net.embedding), ImageEmbedding if model.task == MNIST else TokenEmbedding),
-        "pool": (net.head.pool, "mean" if model.task == MNIST else "last"),
-        "layer_norm_epsilon": ({norm.tau for norm in norms}, {LAYER_NORM_EPSILON}),
+        "pool": (net.head.read, "mean" if model.task == MNIST else "last"),
+        "layer_norm_epsilon": ({norm.tau for norm in net.norms}, {LAYER_NORM_EPSILON}),
     }
     for name, (found, wanted) in said.items():
         if found != wanted:

@@ -21,10 +21,12 @@ from zonogpt.methods.operators.intervals import IntervalOperators
 from zonogpt.methods.operators.network import block_output, normalised, projected, scaled_dense, scores, softmax
 from zonogpt.methods.operators.zonotopes import DenseZonotope, ZonotopeOperators
 from zonogpt.methods.structured import VARIANTS
-from zonogpt.model.ir import AttentionBlock, LayerNorm
+from zonogpt.model.nodes import Attention, Block, Norm, dense
 from zonogpt.transforms.attention import attention_bounds
-from zonogpt.transforms.attention_rounding import Still
-from zonogpt.transforms.ellipsoidal.attention import attention_step
+from zonogpt.transforms.ellipsoidal.attention import attend
+from zonogpt.transforms.ellipsoidal.sources import sources
+from zonogpt.transforms.prefix import Prefix
+from zonogpt.transforms.queries import Queries
 
 RADIUS = 0.02
 PAPER_FUSED, PAPER_DEEPZ = (0.11, 0.69), (-1.24, 1.98)
@@ -36,14 +38,20 @@ def _tensor(values: list[float] | list[list[float]]) -> Tensor:
 
 
 CENTRE = _tensor([[0.0, 0.0], [0.7, -0.8]])
-BLOCK = AttentionBlock(
-    norm=LayerNorm(_tensor([1.6, 1.8]), _tensor([0.2, 0.3]), 1e-5),
-    w_qkv=_tensor([[3.1, -0.2, 1.0, 0.1, 0.8, -3.0], [0.7, -1.1, -4.3, 1.2, -0.5, 0.6]]),
-    b_qkv=_tensor([-0.1, 0.1, 0.0, 0.2, 0.2, -0.2]),
-    w_o=_tensor([[0.112, 0.029], [0.014, 0.153]]).T,
-    b_o=_tensor([0.32122, 0.95628]),
-    n_heads=1,
-    causal=False,
+BLOCK = Block(
+    Norm(_tensor([1.6, 1.8]), _tensor([0.2, 0.3]), 1e-5),
+    Attention(
+        w_q=_tensor([[3.1, -0.2], [0.7, -1.1]]),
+        w_k=_tensor([[1.0, 0.1], [-4.3, 1.2]]),
+        w_v=_tensor([[0.8, -3.0], [-0.5, 0.6]]),
+        w_o=_tensor([[0.112, 0.029], [0.014, 0.153]]).T,
+        b_q=_tensor([-0.1, 0.1]),
+        b_k=_tensor([0.0, 0.2]),
+        b_v=_tensor([0.2, -0.2]),
+        b_o=_tensor([0.32122, 0.95628]),
+        n_heads=1,
+        mask="bidirectional",
+    ),
 )
 
 
@@ -69,7 +77,8 @@ def interval_by_adjoint(token: int = 0, feature: int = 0) -> tuple[float, float]
     for j in range(S * d):
         G[0, j // d, j, j % d] = RADIUS
     z = EllipsoidalZonotope(CENTRE[None], G, torch.zeros(1, S, d, d, dtype=CENTRE.dtype), math.inf)
-    out, step = attention_step(BLOCK, z, Still.none(z.c, BLOCK.n_heads), S, CHUNK_BYTES)
+    seen = sources(BLOCK, z, Prefix.none(z.c, BLOCK.branch), CHUNK_BYTES)
+    out, step = attend(seen, Queries.every(S), CHUNK_BYTES)
     functionals = torch.zeros(1, 2, S, d, dtype=CENTRE.dtype)
     functionals[0, :, token, feature] = torch.tensor([1.0, -1.0], dtype=CENTRE.dtype)
     before, losses = step.pull(functionals, CHUNK_BYTES)
@@ -141,8 +150,9 @@ class Samples:
     def draw() -> Samples:
         x = sampled_inputs(4000)
         n = BLOCK.norm(x)
-        Q, K, _ = map(BLOCK.split_heads, (n @ BLOCK.w_qkv + BLOCK.b_qkv).chunk(3, dim=-1))
-        U = (Q @ K.transpose(-1, -2)) * BLOCK.scale
+        of = BLOCK.branch
+        Q, K, _ = (of.split_heads(dense(n, w, b)) for w, b in of.projections)
+        U = (Q @ K.transpose(-1, -2)) * of.scale
         return Samples(n, U, U.softmax(-1), BLOCK(x))
 
 
@@ -154,7 +164,7 @@ def deepz_projections() -> list[FirstToken]:
     norm = scaled_dense(ops, n, BLOCK.norm, torch.eye(2, dtype=CENTRE.dtype), torch.zeros(2, dtype=CENTRE.dtype))
     q, k, _ = projected(ops, BLOCK, n)
     U = scores(ops, q, k)
-    P = softmax(ops, U, BLOCK)
+    P = softmax(ops, U, BLOCK.branch)
     out = bound_by_deepz()[0]
     return [
         FirstToken("LayerNorm", "feature", seen.norm[:, 0], zonogon(norm.c[0], norm.G[:, 0])),
@@ -169,7 +179,7 @@ def fused_projections() -> list[FirstToken]:
     z, seen = input_set("A"), Samples.draw()
     bounds = attention_bounds(BLOCK, z)
     norm, point, out = bounds.norm, bounds.point, bound("A")
-    U = (point.Q @ point.K.transpose(-1, -2)) * BLOCK.scale
+    U = (point.Q @ point.K.transpose(-1, -2)) * BLOCK.branch.scale
     T_U = bounds.f["U"] + bounds.R["U"]
     norm_generators = torch.cat([norm.jacobian(z.G.transpose(0, 1))[0], norm.error_generators()[0]])
     out_generators = torch.cat([out.G[:, 0], out.L[0], torch.diag(out.b[0])])

@@ -23,10 +23,10 @@ Pull = Callable[[Tensor], tuple[list[Tensor], Tensor]]
 
 
 @dataclass(eq=False)
-class Node:
+class GraphNode:
     number: int  # inputs of a node have smaller numbers
     like: Tensor  # of the node's shape
-    inputs: list[Node]
+    inputs: list[GraphNode]
     pull: Pull
     known: Interval  # without any backward pass
     box: Interval | None = None  # once it has been asked for
@@ -39,17 +39,17 @@ class CrownOperators:
     source: Callable[[Tensor], Tensor]
     limit: int  # bytes that functionals on their way back may take
     tick: Callable[[], None] = lambda: None
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[GraphNode] = field(default_factory=list)
 
-    def start(self, like: Tensor, known: Interval) -> Node:
+    def start(self, like: Tensor, known: Interval) -> GraphNode:
         return self._node(like, [], lambda A: ([], self.source(A)), known)
 
-    def bounds(self, x: Node) -> Interval:
+    def bounds(self, x: GraphNode) -> Interval:
         if x.box is None:
             x.box = x.known.meet(Interval(self.lowest(x, 1.0), -self.lowest(x, -1.0)))
         return x.box
 
-    def lowest(self, x: Node, sign: float) -> Tensor:
+    def lowest(self, x: GraphNode, sign: float) -> Tensor:
         """Lower bounds of sign * x, entry by entry, by substitution; in chunks of entries."""
         n = x.like.numel()
         out = torch.empty(n, dtype=x.like.dtype, device=x.like.device)
@@ -60,7 +60,7 @@ class CrownOperators:
             out[part] = self.lower(x, A.view(-1, *x.like.shape))
         return out.view_as(x.like)
 
-    def lower(self, x: Node, A: Tensor) -> Tensor:
+    def lower(self, x: GraphNode, A: Tensor) -> Tensor:
         """(R,): lower bounds of the functionals A (R, shape) of x over all inputs."""
         waiting = {x.number: A}
         total = A.new_zeros(len(A))
@@ -74,28 +74,28 @@ class CrownOperators:
                 waiting[input.number] = part if held is None else held + part
         return total
 
-    def bytes_per_functional(self, x: Node) -> int:
+    def bytes_per_functional(self, x: GraphNode) -> int:
         widest = max(node.like.numel() for node in self.nodes[: x.number + 1])
         return COPIES * widest * x.like.element_size()
 
-    def arrange(self, x: Node, how: Arrangement) -> Node:
+    def arrange(self, x: GraphNode, how: Arrangement) -> GraphNode:
         known = Interval(how.there(x.known.lower), how.there(x.known.upper))
         node = self._node(how.there(x.like), [x], lambda A: ([how.back(A)], A.new_zeros(len(A))), known)
         if x.box is not None:
             node.box = Interval(how.there(x.box.lower), how.there(x.box.upper))
         return node
 
-    def add(self, x: Node, y: Node) -> Node:
+    def add(self, x: GraphNode, y: GraphNode) -> GraphNode:
         return self._node(x.like, [x, y], lambda A: ([A, A], A.new_zeros(len(A))), x.known.plus(y.known))
 
-    def dense(self, x: Node, weight: Tensor, bias: Tensor | None, *sizes: Tensor | None) -> Node:
+    def dense(self, x: GraphNode, weight: Tensor, bias: Tensor | None, *sizes: Tensor | None) -> GraphNode:
         def pull(A: Tensor) -> tuple[list[Tensor], Tensor]:
             constant = A.new_zeros(len(A)) if bias is None else (A * bias).flatten(1).sum(1)
             return [A @ weight.mT], constant
 
         return self._node(x.like @ weight, [x], pull, (x.box or x.known).dense(weight, bias))
 
-    def apply(self, f: Function, x: Node) -> Node:
+    def apply(self, f: Function, x: GraphNode) -> GraphNode:
         box = self.bounds(x)
         values = f.range(box)
         lines = f.lines(box).or_range(values)
@@ -107,7 +107,7 @@ class CrownOperators:
         node.box = values  # no substitution improves on it: a line below f is nowhere above f's least value
         return node
 
-    def matmul(self, x: Node, y: Node, known: Interval | None = None) -> Node:
+    def matmul(self, x: GraphNode, y: GraphNode, known: Interval | None = None) -> GraphNode:
         """x y = x_c y + x y_c - x_c y_c up to r_x r_y: on each side the mean of McCormick's two planes."""
         X, Y = self.bounds(x), self.bounds(y)
         box = X.matmul(Y) if known is None else X.matmul(Y).meet(known)
@@ -124,8 +124,8 @@ class CrownOperators:
 
         return self._node(x.like @ y.like, [x, y], pull, box)
 
-    def _node(self, like: Tensor, inputs: list[Node], pull: Pull, known: Interval) -> Node:
-        node = Node(len(self.nodes), like, inputs, pull, known)
+    def _node(self, like: Tensor, inputs: list[GraphNode], pull: Pull, known: Interval) -> GraphNode:
+        node = GraphNode(len(self.nodes), like, inputs, pull, known)
         self.nodes.append(node)
         return node
 

@@ -8,16 +8,18 @@ numerators are shifted by a constant, neither of which changes the network.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from zonogpt.domains.interval import Interval
-from zonogpt.model.ir import AttentionBlock, Head, LayerNorm, MlpBlock
-from zonogpt.transforms.functions import GELU, RECIPROCAL, SQRT, SQUARE, Function, ShiftedExp
+from zonogpt.methods.rules import Rules
+from zonogpt.model.nodes import Attention, Block, Head, Mlp, Node, Norm
+from zonogpt.transforms.activations import bounds_of
+from zonogpt.transforms.functions import RECIPROCAL, SQRT, SQUARE, Function, ShiftedExp
 from zonogpt.transforms.softmax import softmax_range
 
 V = TypeVar("V")
@@ -56,25 +58,27 @@ class Operators(Protocol[V]):
         """f, entry by entry."""
 
 
-def block_output(ops: Operators[V], block: AttentionBlock | MlpBlock, x: V) -> V:
+def block_output(ops: Operators[V], block: Node, x: V) -> V:
+    """(S, d) -> (S, d)."""
+    return BLOCKS[block.kind](ops, block, x)
+
+
+def attention(ops: Operators[V], block: Block[Attention], x: V) -> V:
     """x and the block's branch: (S, d) -> (S, d)."""
-    return ops.add(x, attention(ops, block, x) if isinstance(block, AttentionBlock) else mlp(ops, block, x))
-
-
-def attention(ops: Operators[V], block: AttentionBlock, x: V) -> V:
+    of = block.branch
     q, k, v = projected(ops, block, normalised(ops, block.norm, x))
-    p = softmax(ops, scores(ops, q, k), block)
-    mixed = ops.arrange(ops.matmul(p, v), Arrangement(block.join_heads, block.split_heads))  # (S, d)
-    return ops.dense(mixed, block.w_o, block.b_o)
+    p = softmax(ops, scores(ops, q, k), of)
+    mixed = ops.arrange(ops.matmul(p, v), Arrangement(of.join_heads, of.split_heads))  # (S, H e)
+    return ops.add(x, ops.dense(mixed, of.w_o, of.b_o))
 
 
-def projected(ops: Operators[V], block: AttentionBlock, n: V) -> tuple[V, V, V]:
+def projected(ops: Operators[V], block: Block[Attention], n: V) -> tuple[V, V, V]:
     """Queries (with the scale of the scores), keys and values, (H, S, e) each."""
-    heads = Arrangement(block.split_heads, block.join_heads)
-    w_q, w_k, w_v = block.projections
-    b_q, b_k, b_v = block.b_qkv.chunk(3)
-    q = scaled_dense(ops, n, block.norm, w_q * block.scale, b_q * block.scale)
-    k, v = scaled_dense(ops, n, block.norm, w_k, b_k), scaled_dense(ops, n, block.norm, w_v, b_v)
+    of = block.branch
+    heads = Arrangement(of.split_heads, of.join_heads)
+    b_q = None if of.b_q is None else of.b_q * of.scale
+    q = scaled_dense(ops, n, block.norm, of.w_q * of.scale, b_q)
+    k, v = scaled_dense(ops, n, block.norm, of.w_k, of.b_k), scaled_dense(ops, n, block.norm, of.w_v, of.b_v)
     return ops.arrange(q, heads), ops.arrange(k, heads), ops.arrange(v, heads)
 
 
@@ -82,46 +86,60 @@ def scores(ops: Operators[V], q: V, k: V) -> V:
     return ops.matmul(q, ops.arrange(k, TRANSPOSE))  # (H, S, S)
 
 
-def mlp(ops: Operators[V], block: MlpBlock, x: V) -> V:
-    hidden = scaled_dense(ops, normalised(ops, block.norm, x), block.norm, block.w_1, block.b_1)
-    return ops.dense(ops.apply(GELU, hidden), block.w_2, block.b_2)
+def mlp(ops: Operators[V], block: Block[Mlp], x: V) -> V:
+    """x and the block's branch: (S, d) -> (S, d)."""
+    of = block.branch
+    hidden = scaled_dense(ops, normalised(ops, block.norm, x), block.norm, of.w_1, of.b_1)
+    return ops.add(x, ops.dense(ops.apply(bounds_of(of.activation).function, hidden), of.w_2, of.b_2))
+
+
+BLOCKS: Mapping[str, Callable[[Operators[Any], Any, Any], Any]] = {"attention": attention, "mlp": mlp}
+RULES = Rules(blocks=frozenset(BLOCKS))
 
 
 def pooled(ops: Operators[V], head: Head, x: V, n_tokens: int) -> V:
     """What the head's linear map reads, but for the final LayerNorm's scale and shift: (S, d) -> (1, d)."""
-    n = ops.arrange(normalised(ops, head.norm, x), TRANSPOSE)
-    return ops.arrange(ops.dense(n, head.pool_weights(n_tokens)[:, None], None), TRANSPOSE)
+    n = ops.arrange(normalised(ops, head.layer_norm, x), TRANSPOSE)
+    return ops.arrange(ops.dense(n, head.read_weights(n_tokens)[:, None], None), TRANSPOSE)
 
 
 def claim(ops: Operators[V], head: Head, pool: V, rows: Tensor, offset: Tensor, size: Tensor) -> V:
     """Rows (K, d) and offset (K,), from Claim.fold, of what was pooled: (1, d) -> (1, K); `size` (K, d): the rows'."""
     # The pool's weights add up to 1: beta goes through.
-    return scaled_dense(ops, pool, head.norm, rows.T, offset, size.T)
+    return scaled_dense(ops, pool, head.layer_norm, rows.T, offset, size.T)
 
 
-def normalised(ops: Operators[V], norm: LayerNorm, x: V) -> V:
+def normalised(ops: Operators[V], norm: Norm, x: V) -> V:
     """(x - mean) / sqrt(variance + tau): (S, d) -> (S, d)."""
-    d, like = norm.gamma.shape[0], norm.gamma
-    centring = torch.eye(d, dtype=like.dtype, device=like.device) - 1 / d
-    z = ops.dense(x, centring, None)
+    d, like = norm.width, norm.gamma
+    z = ops.dense(x, centring(norm), None)
     variance = ops.dense(ops.apply(SQUARE, z), like.new_full((d, 1), 1 / d), like.new_full((1,), norm.tau))  # (S, 1)
     rho = ops.apply(RECIPROCAL, ops.apply(SQRT, variance))
     return times(ops, z, rho)
 
 
+def centring(norm: Norm) -> Tensor:
+    """(d, d): the matrix of `norm.centre`."""
+    return norm.centre(torch.eye(norm.width, dtype=norm.gamma.dtype, device=norm.gamma.device))
+
+
 def scaled_dense(
-    ops: Operators[V], n: V, norm: LayerNorm, weight: Tensor, bias: Tensor, size: Tensor | None = None
+    ops: Operators[V], n: V, norm: Norm, weight: Tensor, bias: Tensor | None, size: Tensor | None = None
 ) -> V:
     """(gamma n + beta) @ weight + bias; `size`, if given, is what the weight is a sum of."""
-    bias_size = norm.beta.abs() @ (weight.abs() if size is None else size) + bias.abs()
+    beta, bias = (
+        x.new_zeros(k) if b is None else b
+        for b, k, x in ((norm.beta, norm.width, weight), (bias, weight.shape[1], weight))
+    )
+    bias_size = beta.abs() @ (weight.abs() if size is None else size) + bias.abs()
     weight_size = None if size is None else norm.gamma.abs()[:, None] * size
-    return ops.dense(n, norm.gamma[:, None] * weight, norm.beta @ weight + bias, weight_size, bias_size)
+    return ops.dense(n, norm.gamma[:, None] * weight, beta @ weight + bias, weight_size, bias_size)
 
 
-def softmax(ops: Operators[V], u: V, block: AttentionBlock) -> V:
+def softmax(ops: Operators[V], u: V, attention: Attention) -> V:
     """exp, its sum over the visible keys, the reciprocal, and the product: (H, S, S) -> (H, S, S)."""
     box = ops.bounds(u)
-    visible = block.visible(box.lower.shape[-1])
+    visible = attention.visible(box.lower.shape[-1])
     low, high = (end.masked_fill(~visible, -math.inf).amax(-1, keepdim=True) for end in (box.lower, box.upper))
     shift = (low + high) / 2  # so that neither the largest exp overflows soon, nor the smallest sum underflows
     e = ops.apply(ShiftedExp(shift, visible), u)

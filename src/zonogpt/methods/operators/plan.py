@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zonogpt.methods.plan import Plan, Sizes, rows_bytes
+from zonogpt.model.nodes import Shape
 
 FUNCTIONAL_BYTES = 1 << 28  # of CROWN's functionals that go back together
 COPIES = 8  # of the widest node, for each functional on its way back: what is held, and what is being made of it
@@ -16,23 +17,34 @@ def plan_intervals(sizes: Sizes, item: int) -> Plan:
 
 def plan_zonotopes(sizes: Sizes, item: int) -> Plan:
     """Symbols are counted operator by operator; each has a coefficient for every entry of every value alive."""
-    S, d, f = sizes.n_tokens, sizes.width, sizes.hidden
-    scores = sizes.n_heads * S * S
+    S, d = sizes.n_tokens, sizes.width
     N, peak = sizes.n_inputs, 0
-    for block in range(sizes.n_blocks + 1):
+    for kind, shape in sizes.blocks:
         N += 2 * S * (d + 1)  # LayerNorm: squares, a root and a reciprocal for each token, and the products
         peak = max(peak, 5 * N * S * d)
-        if block == sizes.n_blocks:
-            break
-        if block % 2 == 0:
-            N += 3 * scores + sizes.n_heads * S  # products, exp, the product with the reciprocal; reciprocals
-            N += S * d
-            peak = max(peak, N * (8 * S * d + 2 * scores))
-        else:
-            before, N = N, N + S * f
-            peak = max(peak, before * S * (f + 2 * d) + N * S * (f + d))
-    peak = max(peak, N * (3 * S * d + 2 * min(sizes.n_rows, 1024)))
+        N, alive = SYMBOLS[kind](sizes, shape, N)
+        peak = max(peak, alive)
+    N += 2 * S * (d + 1)
+    peak = max(peak, 5 * N * S * d, N * (3 * S * d + 2 * min(sizes.n_rows, 1024)))
     return Plan(None, sizes.n_inputs, N, item * peak + rows_bytes(sizes, 5))
+
+
+def _of_attention(sizes: Sizes, shape: Shape, N: int) -> tuple[int, int]:
+    """Symbols behind the block, with N behind its LayerNorm, and coefficients at its worst moment."""
+    S, d = sizes.n_tokens, sizes.width
+    scores = shape.heads * S * S
+    N += 3 * scores + shape.heads * S  # products, exp, the product with the reciprocal; reciprocals
+    N += S * d
+    return N, N * (8 * S * d + 2 * scores)
+
+
+def _of_mlp(sizes: Sizes, shape: Shape, N: int) -> tuple[int, int]:
+    S, d, f = sizes.n_tokens, sizes.width, shape.hidden
+    after = N + S * f
+    return after, N * S * (f + 2 * d) + after * S * (f + d)
+
+
+SYMBOLS = {"attention": _of_attention, "mlp": _of_mlp}
 
 
 def functional_bytes(budget_bytes: int | None) -> int:

@@ -1,7 +1,6 @@
 """What the tokens' error ellipsoids do inside attention: to the scores, and to the output of every query.
 
-All of it is quadratic forms of Grams. `merged` (B, n, d, d) covers, at LayerNorm's output, the old error through the
-Jacobian and LayerNorm's own error together. Axes as in attention_point.py.
+All of it is quadratic forms of Grams, of the sources' `merged` (sources.py). Axes as in attention_point.py.
 """
 
 from __future__ import annotations
@@ -14,66 +13,32 @@ from torch import Tensor
 from zonogpt.domains.choices import Choices, Note, unnoted
 from zonogpt.domains.chunks import chunks
 from zonogpt.domains.ellipsoidal import (
-    EllipsoidalZonotope,
     handed_on,
-    image_rounding,
     rounded_out,
     sandwich,
     support,
-    symmetric_product,
     symmetrised,
     trace,
     weights,
     widened,
 )
 from zonogpt.domains.rounding import gamma, gammas, up
-from zonogpt.transforms.ellipsoidal.attention_point import AttentionPoint
-from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep
+from zonogpt.transforms.ellipsoidal.attention_point import BranchPoint
+from zonogpt.transforms.ellipsoidal.sources import Sources, by_head, head_blocks, head_grams
 
 
 @dataclass(frozen=True)
-class Projections:
-    """`merged` as queries, keys and values see it. Keys meet queries only, so no key Gram over all heads is formed."""
+class AskedErrors:
+    """The sources' errors `merged` as the queries meet them."""
 
-    merged: Tensor  # (B, n, d, d)
     keys: Tensor  # (B, H, I, d): W_k^h Q_i^h, so that Q_i^h . K_dot_s^h = keys_i^h . (change of token s)
-    VV: Tensor  # (B, n, d, d), all pairs of heads
     QQ: Tensor  # (B, H, I, e, e), head by head
-    KK_heads: Tensor  # (B, H, n, e, e)
-    VV_heads: Tensor
 
 
-def project(point: AttentionPoint, merged: Tensor) -> Projections:
-    H = point.block.n_heads
-    w_q, w_k, w_v = point.block.projections
-    VV = sandwich(merged, w_v)
-    return Projections(
-        merged=merged,
-        keys=point.Q @ by_head(w_k, H).mT,
-        VV=VV,
-        QQ=_head_grams(merged[:, -point.n_queries :], w_q, H),
-        KK_heads=_head_grams(merged, w_k, H),
-        VV_heads=head_blocks(VV, H),
-    )
-
-
-def by_head(w: Tensor, n_heads: int) -> Tensor:
-    """(d, H e) -> (H, d, e)."""
-    return w.unflatten(-1, (n_heads, -1)).transpose(0, 1)
-
-
-def _head_grams(merged: Tensor, w: Tensor, n_heads: int) -> Tensor:
-    """(B, H, n, e, e): W_h^T merged W_h for every head, and its rounding."""
-    wide = (merged @ w).unflatten(-1, (n_heads, -1)).permute(0, 3, 1, 2, 4)  # (B, H, n, d, e)
-    w_heads = by_head(w, n_heads)[:, None]
-    out = symmetric_product(w_heads.mT, wide)
-    return widened(out, image_rounding(merged[:, None], w_heads.square().sum((-1, -2))))
-
-
-def head_blocks(gram: Tensor, n_heads: int) -> Tensor:
-    """The diagonal blocks of (B, n, d, d), one per head: (B, H, n, e, e), a view."""
-    blocks = gram.unflatten(-1, (n_heads, -1)).unflatten(-3, (n_heads, -1))  # (B, n, H, e, H, e)
-    return blocks.diagonal(dim1=2, dim2=4).permute(0, 4, 1, 2, 3)
+def asked_errors(point: BranchPoint, source: Sources) -> AskedErrors:
+    attention, H = point.attention, point.attention.n_heads
+    merged = point.queries.of_moving(source.merged, 1)
+    return AskedErrors(point.Q @ by_head(attention.w_k, H).mT, head_grams(merged, attention.w_q, H))
 
 
 @dataclass(frozen=True)
@@ -85,13 +50,15 @@ class ErrorScores:
     key: Tensor  # (B, H, I, n): the extent of Q_i . K_dot_s / sqrt(e) for every source s
 
 
-def error_scores(point: AttentionPoint, pr: Projections, choices: Choices | None = None) -> ErrorScores:
+def error_scores(
+    point: BranchPoint, source: Sources, asked: AskedErrors, choices: Choices | None = None
+) -> ErrorScores:
     """A source s != i moves only its own key: score s by u, the others by -P_is u. Query i's own token moves all."""
-    P, first, scale = point.P, point.first, point.block.scale
+    P, first, scale = point.P, point.first, point.attention.scale
     choices = Choices() if choices is None else choices
     own, hidden = point.own, point.hidden
     moved_key = torch.zeros_like(P)  # square of the extent of Q_i . K_dot_s / sqrt(e)
-    moved_key[..., first:] = support(pr.KK_heads, point.Q[:, :, None]).mT.square() * scale**2
+    moved_key[..., first:] = support(source.KK_heads, point.Q[:, :, None]).mT.square() * scale**2
     moved_key = moved_key.masked_fill(hidden, 0.0)
     cross = moved_key.masked_fill(own, 0.0)
     u = cross.sqrt()
@@ -110,18 +77,20 @@ def error_scores(point: AttentionPoint, pr: Projections, choices: Choices | None
     # Own token: a_j = (K_j - Kbar) / sqrt(e) meets the query's change, (delta_ij - P_ii) Q_i / sqrt(e) the key's.
     a = (point.K[:, :, None] - (P @ point.K)[:, :, :, None]) * scale  # (B, H, I, S, e)
     kept = own.to(P.dtype) - (P * own).sum(-1, keepdim=True)
-    met = (pr.keys.transpose(1, 2) @ pr.merged[:, -point.n_queries :]).transpose(1, 2)  # (B, H, I, d)
-    shared = (met @ by_head(point.block.projections[0], a.shape[1]))[..., None, :]
+    merged = point.queries.of_moving(source.merged, 1)
+    met = (asked.keys.transpose(1, 2) @ merged).transpose(1, 2)  # (B, H, I, d)
+    shared = (met @ by_head(point.attention.w_q, a.shape[1]))[..., None, :]
     mixed = (a @ shared.mT * scale).squeeze(-1)
     own_key = (moved_key * own).sum(-1)[..., None, None]
-    own_gram = a @ pr.QQ @ a.mT + mixed[..., :, None] * kept[..., None, :] + kept[..., :, None] * mixed[..., None, :]
+    own_gram = a @ asked.QQ @ a.mT + mixed[..., :, None] * kept[..., None, :] + kept[..., :, None] * mixed[..., None, :]
     own_gram = own_gram + own_key * kept[..., :, None] * kept[..., None, :]
     # The three parts may cancel, and so may what they are formed from; what is rounded does not.
-    token = trace(pr.merged[:, -point.n_queries :])[:, None]  # (B, 1, I)
-    w_q, w_k = (by_head(w, a.shape[1]).square().sum((-1, -2))[:, None] for w in point.block.projections[:2])  # (H, 1)
+    token = trace(merged)[:, None]  # (B, 1, I)
+    of_weights = (point.attention.w_q, point.attention.w_k)
+    w_q, w_k = (by_head(w, a.shape[1]).square().sum((-1, -2))[:, None] for w in of_weights)  # (H, 1)
     of_query = (token * w_q)[..., None] * a.square().sum(-1)  # (B, H, I, S)
     of_key = (token * w_k * point.Q.square().sum(-1))[..., None] * (scale * kept).square()
-    slack = gamma(4 * (pr.merged.shape[-1] + a.shape[-1] + 4), dtype) * (of_query + of_key)
+    slack = gamma(4 * (merged.shape[-1] + a.shape[-1] + 4), dtype) * (of_query + of_key)
     own_gram = widened(own_gram, slack.sum(-1))
     radius = others + own_gram.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
     gram = row_minkowski(P, own_gram, cross_gram, note=choices.at("t_errors"))
@@ -149,10 +118,9 @@ class ImageWeights:
 
 
 def error_images(
-    point: AttentionPoint,
-    norm: LayerNormStep,
-    z: EllipsoidalZonotope,
-    pr: Projections,
+    point: BranchPoint,
+    source: Sources,
+    asked: AskedErrors,
     key: Tensor,
     score_values: Tensor,
     local: Tensor,
@@ -167,22 +135,22 @@ def error_images(
     images of other tokens need no d x d map per pair of tokens: see `_crossed`. `off` (B, H, I, S), if given, is how
     far another program's score_values may be, in length.
     """
-    I, H = point.n_queries, point.block.n_heads  # noqa: E741
-    w_o = point.block.w_o.unflatten(0, (H, -1))
+    I, H, queries = point.n_queries, point.attention.n_heads, point.queries  # noqa: E741
+    w_o = point.attention.w_o.unflatten(0, (H, -1))
     metric = w_o.square().sum((-1, -2)) / w_o.shape[1]  # (H,): what a head's feature weighs in the output, on average
     t_local = weights((metric[:, None] * local.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=0)).sqrt(), 1)  # (B, H, I)
-    own_map = _own_map(point, pr.keys, score_values)
-    carried = sandwich(z.Q[:, -I:], norm.last(I).with_skip(own_map))
-    fresh = sandwich(norm.error_gram[:, -I:], own_map)
+    own_map = _own_map(point, asked.keys, score_values)
+    carried = sandwich(queries.of_moving(source.z.Q, 1), source.norm.at(queries).with_skip(own_map))
+    fresh = sandwich(queries.of_moving(source.norm.error_gram, 1), own_map)
     t_own = weights(torch.stack([trace(carried).sqrt(), trace(fresh).sqrt(), rounding.sum(-1)]), 0)  # (3, B, I)
     out = carried.div_(t_own[0, ..., None, None]).addcdiv_(fresh, t_own[1, ..., None, None])
     total = t_own.sum(0) + t_local.sum(1)
     crossed = []
     for part in chunks(I, _query_bytes(point), limit):
-        inner, t_crossed = _crossed(point, pr, key, score_values, metric, part, off)
+        inner, t_crossed = _crossed(point, source, asked, key, score_values, metric, part, off)
         blocks = local[:, :, part] / t_local[:, :, part, None, None]
         head_blocks(inner, H).add_(blocks)
-        out[:, part] += sandwich(inner, point.block.w_o)
+        out[:, part] += sandwich(inner, point.attention.w_o)
         crossed.append(t_crossed)
     out.diagonal(dim1=-2, dim2=-1).add_(up(rounding * (rounding.sum(-1) / t_own[2])[..., None], 2 * rounding.shape[-1]))
     t = ImageWeights(t_own, t_local, torch.cat(crossed, dim=1))
@@ -190,19 +158,20 @@ def error_images(
     return handed_on(rounded_out(out.mul_(total[..., None, None]))), t
 
 
-def others(point: AttentionPoint) -> Tensor:
+def others(point: BranchPoint) -> Tensor:
     """(B, I, n) booleans: the query sees this moving token, and it is not its own."""
     return ~(point.own[:, point.first :] | point.hidden[:, 0, :, point.first :])
 
 
-def _query_bytes(point: AttentionPoint) -> int:
+def _query_bytes(point: BranchPoint) -> int:
     B, H, S, e = point.K.shape
     return 4 * point.K.element_size() * B * S * H * H * e
 
 
 def _crossed(
-    point: AttentionPoint,
-    pr: Projections,
+    point: BranchPoint,
+    source: Sources,
+    asked: AskedErrors,
     key: Tensor,
     score_values: Tensor,
     metric: Tensor,
@@ -215,26 +184,27 @@ def _crossed(
     Block (h, g) of its Gram is  P^h P^g VV_s^hg + P^h x_hg (b^g)^T + b^h (P^g x_gh)^T + y_hg b^h (b^g)^T  with
     x_hg = W_v^h . merged_s keys_i^g and y_hg = keys_i^h . merged_s keys_i^g. Memory O(i n H d), time O(i n H d^2).
     """
-    first, H = point.first, point.block.n_heads
+    first, H = point.first, point.attention.n_heads
     Q, P = point.Q[:, :, queries], point.P[:, :, queries, first:]  # (B, H, i, e), (B, H, i, n)
-    b = score_values[:, :, queries, first:] * (P * point.block.scale)[..., None]  # (B, H, i, n, e)
+    b = score_values[:, :, queries, first:] * (P * point.attention.scale)[..., None]  # (B, H, i, n, e)
     other = others(point)[:, queries]  # (B, i, n)
     # Any weights are sound; these are the images' sizes up to the triangle inequality and W_o's correlations.
     length_b = torch.linalg.vector_norm(b, dim=-1)
-    off_b = 0 if off is None else off[:, :, queries, first:] * (P * point.block.scale)
-    by_score = (length_b + off_b) * key[:, :, queries] / point.block.scale
-    size = P * trace(pr.VV_heads).sqrt()[:, :, None] + by_score
+    off_b = 0 if off is None else off[:, :, queries, first:] * (P * point.attention.scale)
+    by_score = (length_b + off_b) * key[:, :, queries] / point.attention.scale
+    size = P * trace(source.VV_heads).sqrt()[:, :, None] + by_score
     t = weights((metric[:, None, None] * size.square()).sum(1).sqrt() * other, -1)
     inverse = other / t
 
     e = Q.shape[-1]
     omega = P[:, :, None] * P[:, None] * inverse[:, None, None]  # (B, H, G, i, n)
-    VV = pr.VV.unflatten(-1, (H, e)).unflatten(-3, (H, e)).permute(0, 2, 4, 1, 3, 5).flatten(-2)  # (B, H, G, n, e e)
+    VV = source.VV.unflatten(-1, (H, e)).unflatten(-3, (H, e))
+    VV = VV.permute(0, 2, 4, 1, 3, 5).flatten(-2)  # (B, H, G, n, e e)
     inner = (omega @ VV).unflatten(-1, (e, e)).permute(0, 3, 1, 4, 2, 5).flatten(-2).flatten(-3, -2)  # (B, i, d, d)
 
-    keys = pr.keys[:, :, queries]  # (B, G, i, d)
-    met = keys.flatten(1, 2)[:, None] @ pr.merged  # (B, n, G i, d)
-    x = (met @ point.block.projections[2]).unflatten(2, keys.shape[1:3]).permute(0, 2, 3, 1, 4)
+    keys = asked.keys[:, :, queries]  # (B, G, i, d)
+    met = keys.flatten(1, 2)[:, None] @ source.merged  # (B, n, G i, d)
+    x = (met @ point.attention.w_v).unflatten(2, keys.shape[1:3]).permute(0, 2, 3, 1, 4)
     x = x.unflatten(-1, (H, e))  # (B, G, i, n, H, e)
     y = torch.einsum("bhid,bngid->bghin", keys, met.unflatten(2, keys.shape[1:3]))
     left = P.permute(0, 2, 3, 1)[:, None, ..., None] * x + 0.5 * torch.einsum("bghin,bhine->bginhe", y, b)
@@ -242,33 +212,34 @@ def _crossed(
     bent = (left.mT @ b).permute(0, 2, 3, 1, 4).flatten(-2)  # (B, i, d, d)
     inner = symmetrised(inner + bent + bent.mT)
     # The summands may cancel, key by query and in the sum; what they round does not.
-    of_value, of_key = _sizes(point, pr)
+    of_value, of_key = _sizes(point, source)
     summands = P * of_value[:, :, None] + length_b * of_key[:, :, queries]
     parts = (summands.square().sum(1) * inverse).sum(-1)
-    inner = widened(inner, gammas(4 * e * H + 2 * e + 2 * other.sum(-1) + 32, b.dtype, parts) * parts)
+    inner = widened(inner, gammas(4 * point.attention.longest + 2 * e + 2 * other.sum(-1) + 32, b.dtype, parts) * parts)
     if off is not None:
         lost = off_b * of_key[:, :, queries]
         inner = widened(inner, up((((2 * summands + lost) * lost).sum(1) * inverse).sum(-1), 2 * P.shape[-1]))
     return inner, t
 
 
-def _sizes(point: AttentionPoint, pr: Projections) -> tuple[Tensor, Tensor]:
+def _sizes(point: BranchPoint, source: Sources) -> tuple[Tensor, Tensor]:
     """What V_dot_s (B, H, n) and Q_i . K_dot_s (B, H, I, n) are formed from, in size: rounding is relative to that."""
-    _, w_k, w_v = (torch.linalg.matrix_norm(by_head(w, point.block.n_heads))[:, None] for w in point.block.projections)
-    token = trace(pr.merged).sqrt()[:, None]  # (B, 1, n)
+    at, H = point.attention, point.attention.n_heads
+    w_k, w_v = (torch.linalg.matrix_norm(by_head(w, H))[:, None] for w in (at.w_k, at.w_v))
+    token = trace(source.merged).sqrt()[:, None]  # (B, 1, n)
     of_query = w_k * torch.linalg.vector_norm(point.Q, dim=-1)  # (B, H, I)
     return w_v * token, of_query[..., None] * token[:, :, None]
 
 
-def _own_map(point: AttentionPoint, keys: Tensor, score_values: Tensor) -> Tensor:
+def _own_map(point: BranchPoint, keys: Tensor, score_values: Tensor) -> Tensor:
     """(B, I, d, d): how a change of LayerNorm's output at the query's own token moves the branch there."""
-    block, H = point.block, point.block.n_heads
-    w_q, _, w_v = (w.unflatten(-1, (H, -1)) for w in block.projections)  # (d, H, e)
-    weighted = point.P * block.scale
+    attention, H = point.attention, point.attention.n_heads
+    w_q, w_v = (w.unflatten(-1, (H, -1)) for w in (attention.w_q, attention.w_v))  # (d, H, e)
+    weighted = point.P * attention.scale
     own_P = (point.P * point.own).sum(-1)  # (B, H, I)
     own_b = ((weighted * point.own)[..., None, :] @ score_values).squeeze(-2)  # (B, H, I, e)
     by_query = (weighted[..., None] * point.K[:, :, None]).mT @ score_values  # (B, H, I, e, e)
     heads = torch.einsum("dhf,bhife->bidhe", w_q, by_query)
     heads.addcmul_(w_v, own_P.permute(0, 2, 1)[:, :, None, :, None])
     heads.addcmul_(keys.permute(0, 2, 3, 1)[..., None], own_b.permute(0, 2, 1, 3)[:, :, None])
-    return heads.flatten(-2) @ block.w_o
+    return heads.flatten(-2) @ attention.w_o

@@ -2,7 +2,7 @@
 
 Axes: B inputs, H heads, i queries (I of them), j or s keys (S), m symbols, e features of a head. Tokens before the
 first one that can move are exact but for rounding: they are keys and values, never queries or sources. The last n keys
-are the moving tokens, the last I of these the queries.
+are the moving tokens; the queries are some of these.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from torch import Tensor
 
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.symbols import SymbolSums
-from zonogpt.model.ir import AttentionBlock
+from zonogpt.model.nodes import Attention, dense
 from zonogpt.transforms.attention_rounding import doubt_of
+from zonogpt.transforms.ellipsoidal.sources import Sources
+from zonogpt.transforms.queries import Queries
 
 
 @dataclass(frozen=True)
-class AttentionPoint:
-    block: AttentionBlock
+class BranchPoint:
+    attention: Attention
+    queries: Queries
     Q: Tensor  # (B, H, I, e)
     K: Tensor  # (B, H, S, e)
     V: Tensor  # (B, H, S, e)
@@ -29,7 +32,11 @@ class AttentionPoint:
     P: Tensor
     O: Tensor  # noqa: E741  (B, H, I, e): P V
     doubt: Tensor  # (B, H, I): P is exp(log_P), normalised, up to this part of it
-    first: int  # the first moving key
+
+    @property
+    def first(self) -> int:
+        """The first moving key."""
+        return self.queries.prefix
 
     @property
     def n_queries(self) -> int:
@@ -48,33 +55,24 @@ class AttentionPoint:
     @property
     def own(self) -> Tensor:
         """(I, S) booleans: the key is the query's own token."""
-        I, S = self.P.shape[-2:]  # noqa: E741
-        at = torch.arange(S - I, S, device=self.P.device)
-        return at[:, None] == torch.arange(S, device=self.P.device)
+        return self.queries.own(self.P.shape[-1], self.P.device)
 
     def values(self) -> Tensor:
         """v'_ij = V_j - O_i, (B, H, I, S, e): an order I S d array."""
         return self.V[:, :, None] - self.O[:, :, :, None]
 
 
-def attention_point(
-    block: AttentionBlock, still: Tensor, moving: Tensor, n_queries: int, padding: Tensor | None = None
-) -> AttentionPoint:
-    """`still` (B, p, d) and `moving` (B, n, d): LayerNorm's output at the still tokens and the centre at the others.
-
-    `padding` as in AttentionBlock.visible.
-    """
-    tokens = torch.cat([still, moving], dim=1)
-    S = tokens.shape[1]
-    Q, K, V = map(block.split_heads, (tokens @ block.w_qkv + block.b_qkv).chunk(3, dim=-1))
-    Q = Q[:, :, S - n_queries :]
-    scores = (Q @ K.mT) * block.scale
+def branch_point(source: Sources, queries: Queries, padding: Tensor | None = None) -> BranchPoint:
+    """`padding` as in Attention.visible."""
+    attention, K, V, S = source.attention, source.K, source.V, source.n_tokens
+    Q = attention.split_heads(dense(queries.of_moving(source.norm.centre, 1), attention.w_q, attention.b_q))
+    scores = (Q @ K.mT) * attention.scale
     require_finite("attention scores", Q, K, V, scores)
-    masked = ~block.visible(S, padding)[..., S - n_queries :, :]
+    masked = ~queries.of_all(attention.visible(S, padding), -2)
     log_P = scores.masked_fill(masked, -math.inf).log_softmax(-1)
     require_finite("attention scores", log_P.masked_fill(masked, 0.0))  # -inf is to mean "masked" and nothing else
     P = log_P.exp()
-    return AttentionPoint(block, Q, K, V, log_P, P, P @ V, doubt_of(P), still.shape[1])
+    return BranchPoint(attention, queries, Q, K, V, log_P, P, P @ V, doubt_of(P))
 
 
 @dataclass(frozen=True)
@@ -90,27 +88,29 @@ class Tangents:
     W: Tensor
 
 
-def tangents(point: AttentionPoint, n_dot: Tensor) -> Tangents:
+def tangents(point: BranchPoint, n_dot: Tensor) -> Tangents:
     """For tangents n_dot (B, n, m, d) of LayerNorm's output."""
-    block = point.block
-    Q, K, V = (
-        part.unflatten(-1, (block.n_heads, -1)).permute(0, 3, 1, 2, 4).contiguous()
-        for part in (n_dot @ block.w_qkv.to(n_dot.dtype)).chunk(3, dim=-1)
-    )
-    Q = Q[:, :, -point.n_queries :]
+    attention = point.attention
+    K, V = (_by_head(n_dot, w, attention.n_heads) for w in (attention.w_k, attention.w_v))
+    Q = _by_head(point.queries.of_moving(n_dot, 1), attention.w_q, attention.n_heads)
     U = Q @ point.K[:, :, None].mT.to(Q.dtype)
     U[..., point.first :] += torch.einsum("bhie,bhjme->bhimj", point.Q.to(K.dtype), K)
-    U *= block.scale
+    U *= attention.scale
     U -= U @ point.P[..., None].to(U.dtype)
     return Tangents(Q, K, V, U.masked_fill_(point.hidden[..., None, :], 0.0))
 
 
-def branch_images(point: AttentionPoint, t: Tangents, score_values: Tensor) -> Tensor:
+def _by_head(n_dot: Tensor, weight: Tensor, n_heads: int) -> Tensor:
+    """(B, n, m, d) -> (B, H, n, m, e)."""
+    return (n_dot @ weight.to(n_dot.dtype)).unflatten(-1, (n_heads, -1)).permute(0, 3, 1, 2, 4).contiguous()
+
+
+def branch_images(point: BranchPoint, t: Tangents, score_values: Tensor) -> Tensor:
     """The tangents behind the branch, (B, I, m, d), when a centred score change u adds sum_j P_j u_j score_values_j."""
     dtype = t.W.dtype
     heads = t.W @ (point.P[..., None] * score_values).to(dtype)
     heads += torch.einsum("bhij,bhjme->bhime", point.P[..., point.first :].to(dtype), t.V)
-    return heads.permute(0, 2, 3, 1, 4).flatten(-2) @ point.block.w_o.to(dtype)
+    return heads.permute(0, 2, 3, 1, 4).flatten(-2) @ point.attention.w_o.to(dtype)
 
 
 class TangentSums:
@@ -126,13 +126,13 @@ class TangentSums:
         self.W.add(t.W)
 
 
-def symbol_bytes(point: AttentionPoint) -> int:
+def symbol_bytes(point: BranchPoint) -> int:
     """Bytes that one symbol needs on its way through the branch."""
     B, H, S, e = point.K.shape
     return point.K.element_size() * B * (10 * S * H * e + 5 * H * point.n_queries * S)
 
 
-def tangent_bytes(point: AttentionPoint) -> int:
+def tangent_bytes(point: BranchPoint) -> int:
     """Bytes of one symbol's tangents."""
     B, H, S, e = point.K.shape
     return point.K.element_size() * B * H * ((2 * (S - point.first) + point.n_queries) * e + point.n_queries * S)

@@ -41,9 +41,10 @@ from zonogpt.domains.ellipsoidal import (
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.rounding import gamma, least, length, room, up
 from zonogpt.domains.symbols import SymbolSums
-from zonogpt.model.ir import LayerNorm
+from zonogpt.model.nodes import Norm, size_of
 from zonogpt.transforms.execution import norm_error
 from zonogpt.transforms.norm_point import norm_point, units
+from zonogpt.transforms.queries import Queries
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class LayerNormStep:
     error_gram for the tangents.
     """
 
-    norm: LayerNorm
+    norm: Norm
     z: EllipsoidalZonotope  # before the step; kept because e contains a scaled copy of its deviation
     centre: Tensor  # (B, n, d)
     x_hat: Tensor  # (B, n, d): (centre - beta) / gamma
@@ -95,14 +96,20 @@ class LayerNormStep:
         through.diagonal(dim1=-2, dim2=-1).add_(1.0)
         return through
 
-    def last(self, count: int) -> LayerNormStep:
-        """The step at the last tokens, as far as the Jacobian is concerned."""
-        return dataclasses.replace(self, sloped=self.sloped[:, -count:], a0=self.a0[:, -count:], z0=self.z0[:, -count:])
+    def at(self, queries: Queries) -> LayerNormStep:
+        """The step at some tokens, as far as the Jacobian is concerned."""
+        sloped, a0, z0 = (queries.of_moving(x, 1) for x in (self.sloped, self.a0, self.z0))
+        return dataclasses.replace(self, sloped=sloped, a0=a0, z0=z0)
+
+    @property
+    def output_size(self) -> Tensor:
+        """(B, n, d): bounds LayerNorm's output."""
+        return up(self.centre.abs() + self.reach)
 
     def execution_error(self) -> Tensor:
         """(B, n, d): what an execution of LayerNorm in float32 may be off by, over the whole set."""
         radius = self.z.radius
-        centred = up(self.z0.abs() + radius + radius.mean(-1, keepdim=True), 2 * radius.shape[-1])
+        centred = up(self.z0.abs() + self.norm.centred_size(radius), 2 * radius.shape[-1])
         rho = up(self.a0.rsqrt() + self.delta, units(radius.shape[-1])).clamp(max=self.norm.tau**-0.5)
         return norm_error(self.norm, centred, up(self.z.c.abs() + radius), rho)
 
@@ -150,7 +157,7 @@ class LayerNormStep:
 
     def _enclosures(self, functionals: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         raw = (functionals * self.norm.gamma).transpose(1, 2)  # (B, n, K, d)
-        w = raw - raw.mean(-1, keepdim=True)
+        w = self.norm.centre(raw)
         bytes_each = 4 * w.shape[0] * w.shape[2] * self.z.m * w.element_size()
         parts = [self._losses(raw, w, part) for part in chunks(w.shape[1], bytes_each, limit)]
         error, linear = (torch.cat(piece, dim=1) for piece in zip(*parts, strict=True))
@@ -216,21 +223,21 @@ def rounded_off(functionals: Tensor, rounding: Tensor) -> Tensor:
     return up(torch.einsum("bknd,bnd->bk", functionals.abs(), rounding), rounding[0].numel())
 
 
-def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope, limit: int) -> LayerNormStep:
+def layernorm_step(norm: Norm, z: EllipsoidalZonotope, limit: int) -> LayerNormStep:
     """The contract of LayerNormStep over z. Memory O(B n d^2) and `limit` bytes of centred tangents."""
     d, wide = z.c.shape[-1], z.c.dtype
     at = norm_point(norm, z.c)
     z0, a0, rho, k = at.z0, at.a0, at.rho, at.k
     along, spread = SymbolSums(z.p, wide, with_cover=False), SymbolSums(z.p, wide, with_radius=False)
     for part in chunks(z.m, 3 * z.c.numel() * z.c.element_size(), stream_limit(limit, z.c.device)):
-        T = z.G[:, :, part] - z.G[:, :, part].mean(-1, keepdim=True)
+        T = norm.centre(z.G[:, :, part])
         along.add(T @ z0[..., None].to(T.dtype))
         spread.add(T)
-    Q, choices = centred_gram(z.Q), Choices()
+    Q, choices = centred_gram(norm, z.Q), Choices()
     # D is the centred deviation and what z0 misses; everything below is about |z0 . D| and |D|, symbols and ellipsoid.
     lost = gamma(d + 4, z.G.dtype) * length(z.symbol_radius)  # what centring the tangents, or z0 times them, rounds
     z0_dot = up(along.radius[..., 0] + support(Q, z0[..., None, :])[..., 0] + at.size * (at.missed + 4 * lost))
-    off = gamma(d + 4, z.G.dtype) * (z.symbol_radius + z.symbol_radius.mean(-1, keepdim=True)) if room() else None
+    off = gamma(d + 4, z.G.dtype) * norm.centred_size(z.symbol_radius) if room() else None
     symbols = spread.noted_cover(choices.at("symbols_round"), off)
     missed = ((at.missed + 2 * lost) / math.sqrt(d))[..., None].expand(z0.shape)
     Q_D = minkowski(symbols, Q, box=missed, note=choices.at("t_deviation"))
@@ -251,7 +258,7 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope, limit: int) -> Layer
     ball = up(reach / torch.hypot(floor, reach / math.sqrt(d)), 12)  # no square that could overflow
     t_line, t_copy = at.size * half, trace(Q_D).sqrt() * factor
     # Any slope is sound, zero too: where it leaves the smaller error there is nothing to gain from the Jacobian.
-    sloped = t_line + t_copy < ball * math.sqrt(d - 1)  # NaN or inf: not sloped
+    sloped = t_line + t_copy < ball * norm.largest  # NaN or inf: not sloped
     x_hat = torch.where(sloped[..., None], z0 * (rho + shift)[..., None] + bend, torch.zeros_like(z0))
 
     weight, far = norm.gamma.abs() * sloped[..., None], length(z.radius)
@@ -260,7 +267,7 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope, limit: int) -> Layer
     bending = gamma(d + 8, wide) * k[..., None] * of_D * (of_D * z0.abs()).sum(-1, keepdim=True)
     forming = gamma(8, wide) * (z0.abs() * (rho + shift.abs())[..., None] + bend.abs())
     scaling = at.missing * delta[..., None]  # of D, what z0 misses is not in the adjoint's forms
-    slack = up(weight * (at.slack(z.radius) + bending + forming + scaling) + gamma(4, wide) * norm.beta.abs(), 2 * d)
+    slack = up(weight * (at.slack(z.radius) + bending + forming + scaling) + gamma(4, wide) * size_of(norm.beta), 2 * d)
     rounding, in_tangents = (
         up(slack + gamma(2 * d + 24, dtype) * image + z.m * d * torch.finfo(dtype).tiny) for dtype in (wide, z.G.dtype)
     )
@@ -269,7 +276,7 @@ def layernorm_step(norm: LayerNorm, z: EllipsoidalZonotope, limit: int) -> Layer
     return LayerNormStep(
         norm=norm,
         z=z,
-        centre=norm.gamma * x_hat + norm.beta,
+        centre=norm.shifted(norm.gamma * x_hat),
         x_hat=x_hat,
         sloped=sloped,
         z0=z0,
@@ -324,14 +331,9 @@ def _error_gram(
     return widened(out, up(gamma(4, out.dtype) * trace(out)))
 
 
-def centred_gram(Q: Tensor) -> Tensor:
-    """The Gram of y - mean(y), and its rounding: Q - m 1^T - 1 (m - mean m)^T, m the means of the rows."""
-    m = Q.mean(-1)
-    ones = torch.ones_like(m)
-    left = torch.stack([m, ones], dim=-1).flatten(0, 1)
-    right = torch.stack([ones, m - m.mean(-1, keepdim=True)], dim=-2).flatten(0, 1)
-    out = symmetrised(torch.baddbmm(Q.flatten(0, 1), left, right, alpha=-1)).view_as(Q)
-    return widened(out, image_rounding(Q, Q.new_ones(())))
+def centred_gram(norm: Norm, Q: Tensor) -> Tensor:
+    """`norm.centre_gram`, and its rounding."""
+    return widened(symmetrised(norm.centre_gram(Q)), image_rounding(Q, Q.new_ones(())))
 
 
 def scalar_remainders(

@@ -6,13 +6,16 @@ centre's rounding still mean something. A loss, not a proof: nothing is rounded 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from zonogpt.model.ir import AttentionBlock, LayerNorm, MlpBlock, Model
+from zonogpt.model.ir import Model
+from zonogpt.model.nodes import Attention, Block, Mlp, Norm, dense
 
 GELU_SLOPE = 1.13  # the steepest of the tanh form is 1.12899
 MOST_EXPONENT = 60.0  # beyond it, a weight may be anything
@@ -25,8 +28,8 @@ class Ball:
     centre: Tensor
     radius: Tensor
 
-    def dense(self, weight: Tensor, bias: Tensor) -> Ball:
-        return Ball(self.centre @ weight + bias, self.radius @ weight.abs())
+    def dense(self, weight: Tensor, bias: Tensor | None) -> Ball:
+        return Ball(dense(self.centre, weight, bias), self.radius @ weight.abs())
 
     def matmul(self, other: Ball) -> Ball:
         x, y = self.centre, other.centre
@@ -43,9 +46,9 @@ def worst_margins(model: Model, x: Ball, last: Tensor, labels: Tensor) -> tuple[
     input of the ball, in exact arithmetic.
     """
     for block in model.blocks:
-        x = x.plus(_attention(block, x) if isinstance(block, AttentionBlock) else _mlp(block, x))
+        x = x.plus(BRANCHES[block.kind](block, x))
     rows = torch.arange(len(last), device=last.device)
-    read = _layernorm(model.head.norm, Ball(x.centre[rows, last], x.radius[rows, last]))
+    read = _layernorm(model.head.layer_norm, Ball(x.centre[rows, last], x.radius[rows, last]))
     weight = model.head.weight  # (d, K)
     outputs = read.centre @ weight
     difference = weight.T[labels][:, None] - weight.T  # (B, K, d): no bias, GPT-2's text classifier has none
@@ -53,10 +56,9 @@ def worst_margins(model: Model, x: Ball, last: Tensor, labels: Tensor) -> tuple[
     return outputs, outputs.gather(1, labels[:, None]) - outputs - lost
 
 
-def _layernorm(norm: LayerNorm, x: Ball) -> Ball:
+def _layernorm(norm: Norm, x: Ball) -> Ball:
     d = norm.gamma.shape[0]
-    z = x.centre - x.centre.mean(-1, keepdim=True)
-    r = x.radius + x.radius.mean(-1, keepdim=True)
+    z, r = norm.centre(x.centre), norm.centred_size(x.radius)
     a = z.square().mean(-1, keepdim=True) + norm.tau
     moved = (r * (2 * z.abs() + r)).mean(-1, keepdim=True)  # of the variance
     fall = torch.minimum(moved, a - norm.tau)  # it cannot fall below tau
@@ -66,16 +68,16 @@ def _layernorm(norm: LayerNorm, x: Ball) -> Ball:
     rise = torch.maximum(fall / (root * least * (root + least)), moved / (root * most * (root + most)))
     centre = z / root
     radius = torch.minimum(r / least + z.abs() * rise, centre.abs() + (d - 1) ** 0.5)  # the range of LayerNorm
-    return Ball(norm.gamma * centre + norm.beta, norm.gamma.abs() * radius)
+    return Ball(norm.shifted(norm.gamma * centre), norm.gamma.abs() * radius)
 
 
-def _attention(block: AttentionBlock, x: Ball) -> Ball:
-    qkv = _layernorm(block.norm, x).dense(block.w_qkv, block.b_qkv)
-    parts = zip(qkv.centre.chunk(3, -1), qkv.radius.chunk(3, -1), strict=True)
-    q, k, v = (Ball(block.split_heads(centre), block.split_heads(radius)) for centre, radius in parts)
-    u = Ball(q.centre * block.scale, q.radius * block.scale).matmul(Ball(k.centre.mT, k.radius.mT))
-    mixed = _softmax(u, ~block.visible(u.centre.shape[-1])).matmul(v)
-    return Ball(block.join_heads(mixed.centre), block.join_heads(mixed.radius)).dense(block.w_o, block.b_o)
+def _attention(block: Block[Attention], x: Ball) -> Ball:
+    of, n = block.branch, _layernorm(block.norm, x)
+    projected = [n.dense(w, b) for w, b in of.projections]
+    q, k, v = (Ball(of.split_heads(part.centre), of.split_heads(part.radius)) for part in projected)
+    u = Ball(q.centre * of.scale, q.radius * of.scale).matmul(Ball(k.centre.mT, k.radius.mT))
+    mixed = _softmax(u, ~of.visible(u.centre.shape[-1])).matmul(v)
+    return Ball(of.join_heads(mixed.centre), of.join_heads(mixed.radius)).dense(of.w_o, of.b_o)
 
 
 def _softmax(u: Ball, hidden: Tensor) -> Ball:
@@ -87,8 +89,12 @@ def _softmax(u: Ball, hidden: Tensor) -> Ball:
     return Ball(p, moved.masked_fill((exponent > MOST_EXPONENT) & ~hidden, 1.0))  # p lies in [0, 1]
 
 
-def _mlp(block: MlpBlock, x: Ball) -> Ball:
-    return _gelu(_layernorm(block.norm, x).dense(block.w_1, block.b_1)).dense(block.w_2, block.b_2)
+def _mlp(block: Block[Mlp], x: Ball) -> Ball:
+    of = block.branch
+    return _gelu(_layernorm(block.norm, x).dense(of.w_1, of.b_1)).dense(of.w_2, of.b_2)
+
+
+BRANCHES: Mapping[str, Callable[[Any, Ball], Ball]] = {"attention": _attention, "mlp": _mlp}
 
 
 def _gelu(h: Ball) -> Ball:

@@ -1,0 +1,38 @@
+"""What a family of methods has rules for. Whatever it has none for is refused by name before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from zonogpt.errors import ModelError
+from zonogpt.model.activations import Activation
+from zonogpt.model.ir import Model
+from zonogpt.transforms.activations import ACTIVATIONS
+
+LAYER_NORM = "LayerNorm"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The kinds of nodes (model/nodes.py) that a family can bound."""
+
+    blocks: frozenset[str]
+    norms: frozenset[str] = frozenset({LAYER_NORM})
+    activations: frozenset[Activation] = frozenset(ACTIVATIONS)
+
+    def require(self, model: Model, method: str) -> None:
+        """ModelError unless there is a rule for every part of the model."""
+        for part, where in self._missing(model):
+            raise ModelError(f"method {method} has no rule for {part} ({where}); {model.name} cannot be bounded by it")
+
+    def _missing(self, model: Model) -> Iterator[tuple[str, str]]:
+        for number, block in enumerate(model.blocks, start=1):
+            where = f"block {number}"
+            if block.kind not in self.blocks:
+                yield block.kind, where
+            yield from ((norm.kind, where) for norm in block.norms if norm.kind not in self.norms)
+            yield from ((a.name, where) for a in block.shape.activations if a not in self.activations)
+        norm = model.head.norm
+        if norm is None or norm.kind not in self.norms:
+            yield ("no norm before the outputs" if norm is None else norm.kind), "head"

@@ -1,0 +1,113 @@
+"""Method E's way through the blocks: one loop, whoever goes, and one rule for each kind of block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from zonogpt.domains.choices import Choices
+from zonogpt.domains.ellipsoidal import EllipsoidalZonotope
+from zonogpt.domains.finite import NonFiniteBoundError
+from zonogpt.methods.method import NonFiniteBlockError, OnBlock, Progress
+from zonogpt.methods.rules import Rules
+from zonogpt.model.arithmetic import Arithmetic
+from zonogpt.model.ir import Model
+from zonogpt.model.nodes import Attention, Block, Mlp
+from zonogpt.transforms.ellipsoidal.attention import attend
+from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep
+from zonogpt.transforms.ellipsoidal.mlp import mlp_step
+from zonogpt.transforms.ellipsoidal.sources import sources
+from zonogpt.transforms.prefix import Prefix
+from zonogpt.transforms.queries import Queries
+
+
+class Step(Protocol):
+    """What the backward pass needs of a block."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def norm(self) -> LayerNormStep: ...
+    @property
+    def choices(self) -> Choices: ...
+
+    def pull(self, functionals: Tensor, limit: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Functionals (B, K, I, d) of the block's output as functionals (B, K, n, d) of its input, and the losses."""
+
+    @property
+    def as_prefix(self) -> Prefix | None:
+        """The block's tokens as later ones see them; None where none sees another."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a block's rule needs besides the set."""
+
+    prefix: Prefix | None  # tokens before those of the set; None: there are none
+    queries: Queries  # the tokens that go on
+    padding: Tensor | None  # as in Attention.visible
+    limit: int  # bytes of temporaries
+    arithmetic: Arithmetic
+
+
+Rule = Callable[[Any, EllipsoidalZonotope, Surroundings], tuple[EllipsoidalZonotope, Step]]
+
+
+def _attention(block: Block[Attention], z: EllipsoidalZonotope, at: Surroundings) -> tuple[EllipsoidalZonotope, Step]:
+    prefix = Prefix.none(z.c, block.branch) if at.prefix is None else at.prefix
+    return attend(sources(block, z, prefix, at.limit), at.queries, at.limit, at.padding, at.arithmetic)
+
+
+def _mlp(block: Block[Mlp], z: EllipsoidalZonotope, at: Surroundings) -> tuple[EllipsoidalZonotope, Step]:
+    return mlp_step(block, z, at.limit, at.arithmetic)
+
+
+STEPS: Mapping[str, Rule] = {"attention": _attention, "mlp": _mlp}
+RULES = Rules(blocks=frozenset(STEPS))
+
+
+@dataclass(frozen=True)
+class Walk:
+    """`prefix(t)` is what block t, from 0, sees of the tokens before those that walk; None: nothing is before them.
+
+    With `every_token` no token is left out of any block. Without, only the last one goes on behind the last attention
+    block of a model whose head reads no other.
+    """
+
+    model: Model
+    limit: int
+    arithmetic: Arithmetic = "real"
+    padding: Tensor | None = None
+    prefix: Callable[[int], Prefix] | None = None
+    every_token: bool = False
+    on_block: OnBlock | None = None
+
+    @property
+    def last_attention(self) -> int:
+        """The last block in which tokens see each other; -1 without any."""
+        return max((t for t, block in enumerate(self.model.blocks) if block.shape.heads), default=-1)
+
+    def steps(
+        self, z: EllipsoidalZonotope, count: int | None = None
+    ) -> Iterator[tuple[int, EllipsoidalZonotope, Step]]:
+        """Block by block, of the first `count`: its number from 0, the set behind it, and its step."""
+        blocks = len(self.model.blocks)
+        for t, block in enumerate(self.model.blocks[:count]):
+            if self.on_block is not None:
+                self.on_block(Progress(t + 1, blocks, block.kind))
+            prefix = self.prefix(t) if self.prefix is not None and block.shape.heads else None
+            at = Surroundings(prefix, self._queries(t, z, prefix), self.padding, self.limit, self.arithmetic)
+            try:
+                z, step = STEPS[block.kind](block, z, at)
+            except NonFiniteBoundError as error:
+                raise NonFiniteBlockError(t + 1, block.kind, error.step) from error
+            yield t, z, step
+
+    def _queries(self, t: int, z: EllipsoidalZonotope, prefix: Prefix | None) -> Queries:
+        before = 0 if prefix is None else prefix.n_tokens
+        if t == self.last_attention and self.model.head.reads_last and not self.every_token:
+            return Queries.last(z.n_tokens, before)
+        return Queries.every(z.n_tokens, before)

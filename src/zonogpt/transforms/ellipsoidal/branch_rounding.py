@@ -1,0 +1,113 @@
+"""What an attention block over an ellipsoidal zonotope rounds off. The formulas themselves: attention.py beside this.
+
+Derivations: docs/math.md, section "Rounding". Axes as in attention_point.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zonogpt.domains.rounding import gamma, gammas, length, up
+from zonogpt.transforms.attention_rounding import AttentionRounding, head_rounding, output_rounding
+from zonogpt.transforms.ellipsoidal.attention_point import BranchPoint
+from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep
+from zonogpt.transforms.ellipsoidal.softmax import SoftmaxStep
+from zonogpt.transforms.ellipsoidal.sources import Sources
+from zonogpt.transforms.execution import AttentionSizes, attention_error
+
+
+@dataclass(frozen=True)
+class Skip:
+    """What the branch is added to, at the queries: centre and deviation, (B, I, d)."""
+
+    centre: Tensor
+    radius: Tensor
+
+
+@dataclass(frozen=True)
+class Spare:
+    """How far numbers at the centre, and all symbols' tangents together, may be from those of another program: what is
+    nothing but rounding is another number there. None: no other program will compare."""
+
+    values: Tensor | None = None  # (B, H, I, S): the length of V_j - O_i
+    score_tangents: Tensor | None = None  # (B, H, I, S)
+    value_tangents: Tensor | None = None  # (B, H, n, e)
+
+
+def spare_room(point: BranchPoint, norm: LayerNormStep, r: AttentionRounding) -> Spare:
+    (S, e), P, wide = point.K.shape[-2:], point.P, point.P.dtype
+    d = point.attention.longest
+    lost = norm.rounding @ point.attention.w_v.abs()  # what LayerNorm's output at the centre may be off by
+    V = r.V + point.attention.split_heads(lost)
+    size = gamma(S + 4, wide) * point.V.abs() + V
+    # O = P V: with P off by twice what the scores are off by, relatively.
+    moved = (P * r.scores) @ point.V.abs()
+    centre = P @ size + 2 * moved + point.doubt[..., None] * (P @ point.V.abs())
+    mean = (P * r.U_moving).sum(-1, keepdim=True)
+    return Spare(
+        values=up(length(size)[..., None, :] + length(centre)[..., None], S),
+        score_tangents=up(gamma(d + e + 2 * S + 16, wide) * (r.U_moving + mean), S).masked_fill(point.hidden, 0.0),
+        value_tangents=r.of_tangents(r.V_moving, wide),
+    )
+
+
+def spare_score_values(point: BranchPoint, s: SoftmaxStep, values: Tensor, off: Tensor) -> Tensor:
+    """(B, H, I, S): how far another program's slope_j v'_j, centred, may be, in length; `off` is that of its v'_j."""
+    bent = s.slope.abs() * (off + gamma(point.P.shape[-1] + 16, off.dtype) * length(values))
+    return up(bent + (point.P * bent).sum(-1, keepdim=True), point.P.shape[-1])
+
+
+def branch_rounding(
+    point: BranchPoint,
+    r: AttentionRounding,
+    s: SoftmaxStep,
+    linear: Tensor,
+    shifted: Tensor,
+    score_values: Tensor,
+    skip: Skip,
+    dtype: torch.dtype,
+) -> Tensor:
+    """(B, I, d): what the block's output is off by; `dtype` is the type that the linear part is computed in.
+
+    `linear` (B, H, I, S) bounds the linear part of the centred score change, `shifted` (B, H, I, e) is the heads'
+    output at the centre.
+    """
+    P, slope, S = point.P, s.slope.abs(), point.P.shape[-1]
+    # All that v'_j = V_j - O is multiplied with, P for the centre's own output and for rows without a slope.
+    coefficients = P * (1 + slope * linear) + s.shift.abs() + s.common.abs() + s.error + s.scores + s.total
+    heads = head_rounding(point, r, coefficients, s.total, dtype)
+    # The slopes' mean value is taken off score_values, which is free for scores whose mean is exactly zero.
+    mean = (P * (r.U_moving + linear)).sum(-1, keepdim=True)
+    mean_value = (P * slope) @ point.V.abs() + (P * slope).sum(-1, keepdim=True) * point.O.abs()
+    heads = heads + up(
+        (gammas(2 * point.n_keys + 8, P.dtype, P) + 2 * point.doubt)[..., None] * mean * mean_value, 2 * S
+    )
+    moved = P * (r.U_moving + (P * r.U_moving).sum(-1, keepdim=True))
+    moved = (moved[..., None, :] @ score_values.abs()).squeeze(-2) + P[..., point.first :] @ r.V_moving
+    rounding = output_rounding(point, heads, moved, shifted, skip.centre, skip.radius, dtype)
+    return rounding + r.underflow(skip.centre.shape[-1], dtype)
+
+
+def execution_error(
+    point: BranchPoint, source: Sources, r: AttentionRounding, s: SoftmaxStep, executed: Tensor, skip: Skip
+) -> Tensor:
+    """(B, I, d): what an execution of the block in float32 may be off by, over the whole set; `executed` (B, n, d) is
+    what one of LayerNorm is off by at the moving tokens."""
+    prefix, first = source.prefix, point.first
+    K, V = (
+        up(torch.cat([x[..., :first, :] + known, x[..., first:, :] + moving], dim=-2))
+        for x, known, moving in ((point.K.abs(), prefix.K, r.K_moving), (point.V.abs(), prefix.V, r.V_moving))
+    )
+    sizes = AttentionSizes(
+        Q=up(point.Q.abs() + r.Q_moving),
+        K=K,
+        V=V,
+        P=up(point.P + s.total).clamp(max=1).masked_fill(point.hidden, 0.0),
+        n=torch.cat([prefix.size, source.norm.output_size], dim=1),
+        n_error=torch.cat([prefix.executed, executed], dim=1),
+        skip=up(skip.centre.abs() + skip.radius),
+    )
+    return attention_error(point.attention, point.queries, sizes)
