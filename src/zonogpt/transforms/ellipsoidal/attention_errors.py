@@ -22,8 +22,15 @@ from zonogpt.domains.ellipsoidal import (
     weights,
     widened,
 )
-from zonogpt.domains.rounding import gamma, gammas, up
+from zonogpt.domains.rounding import gamma, up
 from zonogpt.transforms.ellipsoidal.attention_point import BranchPoint
+from zonogpt.transforms.ellipsoidal.error_rounding import (
+    Crossed,
+    cross_rounding,
+    crossed_rounding,
+    others_rounding,
+    own_rounding,
+)
 from zonogpt.transforms.ellipsoidal.sources import Sources, by_head, head_blocks, head_grams
 
 
@@ -54,48 +61,47 @@ def error_scores(
     point: BranchPoint, source: Sources, asked: AskedErrors, choices: Choices | None = None
 ) -> ErrorScores:
     """A source s != i moves only its own key: score s by u, the others by -P_is u. Query i's own token moves all."""
-    P, first, scale = point.P, point.first, point.attention.scale
+    P, hidden = point.P, point.hidden
     choices = Choices() if choices is None else choices
-    own, hidden = point.own, point.hidden
     moved_key = torch.zeros_like(P)  # square of the extent of Q_i . K_dot_s / sqrt(e)
-    moved_key[..., first:] = support(source.KK_heads, point.Q[:, :, None]).mT.square() * scale**2
+    of_keys = support(source.KK_heads, point.Q[:, :, None]).mT
+    moved_key[..., point.first :] = of_keys.square() * point.attention.scale**2
     moved_key = moved_key.masked_fill(hidden, 0.0)
-    cross = moved_key.masked_fill(own, 0.0)
-    u = cross.sqrt()
-    mean = (P * u).sum(-1, keepdim=True)
-    n_keys, keys, dtype = point.n_keys[..., None], P.shape[-1], P.dtype
-    others = (1 - 2 * P) * u + mean + gammas(n_keys + 8, dtype, P) * (u + mean)  # (1 - P_j) u_j + sum_{k != j} P_k u_k
-    t = weights((P * cross).sqrt(), -1)
-    choices.at("t_keys")(t)
-    r = cross / t
-    spread = (P.square() * r).sum(-1)[..., None, None] - (P * r)[..., :, None] - (P * r)[..., None, :]
-    # Entry (a, b) adds up sum P^2 r, P_a r_a and P_b r_b: rows of what they round are at most so large.
-    slack = gammas(n_keys + 8, dtype, P) * (2 * n_keys + 1) * (P * r).sum(-1, keepdim=True)
-    slack = up(slack + gamma(4, dtype) * r.sum(-1, keepdim=True), keys)
-    cross_gram = up(t.masked_fill(hidden, 0.0).sum(-1), keys)[..., None, None] * (torch.diag_embed(r + slack) + spread)
-
-    # Own token: a_j = (K_j - Kbar) / sqrt(e) meets the query's change, (delta_ij - P_ii) Q_i / sqrt(e) the key's.
-    a = (point.K[:, :, None] - (P @ point.K)[:, :, :, None]) * scale  # (B, H, I, S, e)
-    kept = own.to(P.dtype) - (P * own).sum(-1, keepdim=True)
-    merged = point.queries.of_moving(source.merged, 1)
-    met = (asked.keys.transpose(1, 2) @ merged).transpose(1, 2)  # (B, H, I, d)
-    shared = (met @ by_head(point.attention.w_q, a.shape[1]))[..., None, :]
-    mixed = (a @ shared.mT * scale).squeeze(-1)
-    own_key = (moved_key * own).sum(-1)[..., None, None]
-    own_gram = a @ asked.QQ @ a.mT + mixed[..., :, None] * kept[..., None, :] + kept[..., :, None] * mixed[..., None, :]
-    own_gram = own_gram + own_key * kept[..., :, None] * kept[..., None, :]
-    # The three parts may cancel, and so may what they are formed from; what is rounded does not.
-    token = trace(merged)[:, None]  # (B, 1, I)
-    of_weights = (point.attention.w_q, point.attention.w_k)
-    w_q, w_k = (by_head(w, a.shape[1]).square().sum((-1, -2))[:, None] for w in of_weights)  # (H, 1)
-    of_query = (token * w_q)[..., None] * a.square().sum(-1)  # (B, H, I, S)
-    of_key = (token * w_k * point.Q.square().sum(-1))[..., None] * (scale * kept).square()
-    slack = gamma(4 * (merged.shape[-1] + a.shape[-1] + 4), dtype) * (of_query + of_key)
-    own_gram = widened(own_gram, slack.sum(-1))
+    others, cross_gram = _scores_by_others(point, moved_key.masked_fill(point.own, 0.0), choices.at("t_keys"))
+    own_gram = _scores_by_own(point, source, asked, (moved_key * point.own).sum(-1))
     radius = others + own_gram.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
     gram = row_minkowski(P, own_gram, cross_gram, note=choices.at("t_errors"))
     gram = gram.masked_fill(hidden[..., None, :] | hidden[..., :, None], 0.0)
-    return ErrorScores(radius.masked_fill(hidden, 0.0), gram, moved_key[..., first:].sqrt())
+    return ErrorScores(radius.masked_fill(hidden, 0.0), gram, moved_key[..., point.first :].sqrt())
+
+
+def _scores_by_others(point: BranchPoint, cross: Tensor, note: Note) -> tuple[Tensor, Tensor]:
+    """By other tokens' keys, whose scores alone move by sqrt(cross): bounds (B, H, I, S) and a Gram (B, H, I, S, S)."""
+    P, keys = point.P, point.P.shape[-1]
+    u = cross.sqrt()
+    mean = (P * u).sum(-1, keepdim=True)
+    radius = (1 - 2 * P) * u + mean + others_rounding(point, u, mean)  # (1 - P_j) u_j + sum_{k != j} P_k u_k
+    t = weights((P * cross).sqrt(), -1)
+    note(t)
+    r = cross / t
+    spread = (P.square() * r).sum(-1)[..., None, None] - (P * r)[..., :, None] - (P * r)[..., None, :]
+    total = up(t.masked_fill(point.hidden, 0.0).sum(-1), keys)[..., None, None]
+    return radius, total * (torch.diag_embed(r + cross_rounding(point, r)) + spread)
+
+
+def _scores_by_own(point: BranchPoint, source: Sources, asked: AskedErrors, own_key: Tensor) -> Tensor:
+    """By the query's own token, (B, H, I, S, S): a_j = (K_j - Kbar) / sqrt(e) meets the query's change,
+    (delta_ij - P_ii) Q_i / sqrt(e) the key's. `own_key` (B, H, I) is the square of the latter's extent."""
+    P, own, attention = point.P, point.own, point.attention
+    a = (point.K[:, :, None] - (P @ point.K)[:, :, :, None]) * attention.scale  # (B, H, I, S, e)
+    kept = own.to(P.dtype) - (P * own).sum(-1, keepdim=True)
+    merged = point.queries.of_moving(source.merged, 1)
+    met = (asked.keys.transpose(1, 2) @ merged).transpose(1, 2)  # (B, H, I, d)
+    shared = (met @ by_head(attention.w_q, attention.n_heads))[..., None, :]
+    mixed = (a @ shared.mT * attention.scale).squeeze(-1)
+    gram = a @ asked.QQ @ a.mT + mixed[..., :, None] * kept[..., None, :] + kept[..., :, None] * mixed[..., None, :]
+    gram = gram + own_key[..., None, None] * kept[..., :, None] * kept[..., None, :]
+    return widened(gram, own_rounding(point, merged, a, kept))
 
 
 def row_minkowski(P: Tensor, *grams: Tensor, note: Note = unnoted) -> Tensor:
@@ -190,8 +196,8 @@ def _crossed(
     other = others(point)[:, queries]  # (B, i, n)
     # Any weights are sound; these are the images' sizes up to the triangle inequality and W_o's correlations.
     length_b = torch.linalg.vector_norm(b, dim=-1)
-    off_b = 0 if off is None else off[:, :, queries, first:] * (P * point.attention.scale)
-    by_score = (length_b + off_b) * key[:, :, queries] / point.attention.scale
+    off_b = None if off is None else off[:, :, queries, first:] * (P * point.attention.scale)
+    by_score = (length_b if off_b is None else length_b + off_b) * key[:, :, queries] / point.attention.scale
     size = P * trace(source.VV_heads).sqrt()[:, :, None] + by_score
     t = weights((metric[:, None, None] * size.square()).sum(1).sqrt() * other, -1)
     inverse = other / t
@@ -211,24 +217,8 @@ def _crossed(
     left = (left * inverse[:, None, ..., None, None]).flatten(-2)  # (B, G, i, n, d)
     bent = (left.mT @ b).permute(0, 2, 3, 1, 4).flatten(-2)  # (B, i, d, d)
     inner = symmetrised(inner + bent + bent.mT)
-    # The summands may cancel, key by query and in the sum; what they round does not.
-    of_value, of_key = _sizes(point, source)
-    summands = P * of_value[:, :, None] + length_b * of_key[:, :, queries]
-    parts = (summands.square().sum(1) * inverse).sum(-1)
-    inner = widened(inner, gammas(4 * point.attention.longest + 2 * e + 2 * other.sum(-1) + 32, b.dtype, parts) * parts)
-    if off is not None:
-        lost = off_b * of_key[:, :, queries]
-        inner = widened(inner, up((((2 * summands + lost) * lost).sum(1) * inverse).sum(-1), 2 * P.shape[-1]))
-    return inner, t
-
-
-def _sizes(point: BranchPoint, source: Sources) -> tuple[Tensor, Tensor]:
-    """What V_dot_s (B, H, n) and Q_i . K_dot_s (B, H, I, n) are formed from, in size: rounding is relative to that."""
-    at, H = point.attention, point.attention.n_heads
-    w_k, w_v = (torch.linalg.matrix_norm(by_head(w, H))[:, None] for w in (at.w_k, at.w_v))
-    token = trace(source.merged).sqrt()[:, None]  # (B, 1, n)
-    of_query = w_k * torch.linalg.vector_norm(point.Q, dim=-1)  # (B, H, I)
-    return w_v * token, of_query[..., None] * token[:, :, None]
+    rounded = crossed_rounding(point, source, Crossed(P, length_b, off_b, inverse, queries))
+    return widened(inner, rounded), t
 
 
 def _own_map(point: BranchPoint, keys: Tensor, score_values: Tensor) -> Tensor:

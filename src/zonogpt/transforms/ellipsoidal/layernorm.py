@@ -39,9 +39,15 @@ from zonogpt.domains.ellipsoidal import (
     widened,
 )
 from zonogpt.domains.finite import require_finite
-from zonogpt.domains.rounding import gamma, least, length, room, up
+from zonogpt.domains.rounding import gamma, least, length, up
 from zonogpt.domains.symbols import SymbolSums
-from zonogpt.model.nodes import Norm, size_of
+from zonogpt.model.nodes import Norm
+from zonogpt.transforms.ellipsoidal.layernorm_rounding import (
+    ErrorScalars,
+    centring_rounding,
+    enclosure_rounding,
+    output_rounding,
+)
 from zonogpt.transforms.execution import norm_error
 from zonogpt.transforms.norm_point import norm_point, units
 from zonogpt.transforms.queries import Queries
@@ -161,15 +167,10 @@ class LayerNormStep:
         bytes_each = 4 * w.shape[0] * w.shape[2] * self.z.m * w.element_size()
         parts = [self._losses(raw, w, part) for part in chunks(w.shape[1], bytes_each, limit)]
         error, linear = (torch.cat(piece, dim=1) for piece in zip(*parts, strict=True))
-        rounded = torch.einsum("bknd,bnd->bnk", functionals.abs(), self.rounding)
-        d, dtype = w.shape[-1], self.z.G.dtype
-        lost = gamma(6 * d + self.z.m + 32, dtype) * length(raw)  # relative to what the sums below are formed from
-        error = error + (lost * self.size[..., None] + rounded)
-        linear = linear + 8 * lost * (self.a0.rsqrt() * length(self.z.radius))[..., None]
         # LN(x) - beta is mean-free before gamma is applied, but the centre's x_hat is so only up to rounding.
         range_ = self.ball[..., None] * length(w) + (raw @ self.x_hat[..., None]).squeeze(-1)
-        in_range = gamma(3 * d + 12, w.dtype) * length(raw) * (self.ball + length(self.x_hat))[..., None]
-        return raw, error, linear, range_ + in_range + rounded
+        rounded = enclosure_rounding(self, functionals, raw)
+        return raw, error + rounded.error, linear + rounded.linear, range_ + rounded.range
 
     def _losses(self, raw: Tensor, w: Tensor, tokens: slice) -> tuple[Tensor, Tensor]:
         """(B, n, K) each: the most that -w . e can be with the slope, and the most that the slope's own part can be.
@@ -225,22 +226,16 @@ def rounded_off(functionals: Tensor, rounding: Tensor) -> Tensor:
 
 def layernorm_step(norm: Norm, z: EllipsoidalZonotope, limit: int) -> LayerNormStep:
     """The contract of LayerNormStep over z. Memory O(B n d^2) and `limit` bytes of centred tangents."""
-    d, wide = z.c.shape[-1], z.c.dtype
+    d, wide, choices = z.c.shape[-1], z.c.dtype, Choices()
     at = norm_point(norm, z.c)
     z0, a0, rho, k = at.z0, at.a0, at.rho, at.k
-    along, spread = SymbolSums(z.p, wide, with_cover=False), SymbolSums(z.p, wide, with_radius=False)
-    for part in chunks(z.m, 3 * z.c.numel() * z.c.element_size(), stream_limit(limit, z.c.device)):
-        T = norm.centre(z.G[:, :, part])
-        along.add(T @ z0[..., None].to(T.dtype))
-        spread.add(T)
-    Q, choices = centred_gram(norm, z.Q), Choices()
     # D is the centred deviation and what z0 misses; everything below is about |z0 . D| and |D|, symbols and ellipsoid.
-    lost = gamma(d + 4, z.G.dtype) * length(z.symbol_radius)  # what centring the tangents, or z0 times them, rounds
-    z0_dot = up(along.radius[..., 0] + support(Q, z0[..., None, :])[..., 0] + at.size * (at.missed + 4 * lost))
-    off = gamma(d + 4, z.G.dtype) * norm.centred_size(z.symbol_radius) if room() else None
-    symbols = spread.noted_cover(choices.at("symbols_round"), off)
-    missed = ((at.missed + 2 * lost) / math.sqrt(d))[..., None].expand(z0.shape)
-    Q_D = minkowski(symbols, Q, box=missed, note=choices.at("t_deviation"))
+    along, spread = _centred_sums(norm, z, z0, limit)
+    centring = centring_rounding(norm, at, z)
+    Q = centred_gram(norm, z.Q)
+    z0_dot = up(along.radius[..., 0] + support(Q, z0[..., None, :])[..., 0] + centring.dot)
+    symbols = spread.noted_cover(choices.at("symbols_round"), centring.spare)
+    Q_D = minkowski(symbols, Q, box=centring.box, note=choices.at("t_deviation"))
     r = up(lambda_max(Q_D, squarings=2).sqrt())  # |D| <= r
     require_finite("LayerNorm input", z0, z0_dot, r)
 
@@ -261,18 +256,14 @@ def layernorm_step(norm: Norm, z: EllipsoidalZonotope, limit: int) -> LayerNormS
     sloped = t_line + t_copy < ball * norm.largest  # NaN or inf: not sloped
     x_hat = torch.where(sloped[..., None], z0 * (rho + shift)[..., None] + bend, torch.zeros_like(z0))
 
-    weight, far = norm.gamma.abs() * sloped[..., None], length(z.radius)
-    image = weight * at.image(z.radius)
-    of_D = coordinate_radius(Q_D)
-    bending = gamma(d + 8, wide) * k[..., None] * of_D * (of_D * z0.abs()).sum(-1, keepdim=True)
-    forming = gamma(8, wide) * (z0.abs() * (rho + shift.abs())[..., None] + bend.abs())
-    scaling = at.missing * delta[..., None]  # of D, what z0 misses is not in the adjoint's forms
-    slack = up(weight * (at.slack(z.radius) + bending + forming + scaling) + gamma(4, wide) * size_of(norm.beta), 2 * d)
-    rounding, in_tangents = (
-        up(slack + gamma(2 * d + 24, dtype) * image + z.m * d * torch.finfo(dtype).tiny) for dtype in (wide, z.G.dtype)
-    )
-    note = choices.at("t_error")
-    error_gram = _error_gram(norm.gamma, Q_D, z0, half, factor, ball, sloped, (t_line, t_copy), in_tangents, note)
+    scalars = ErrorScalars(shift, bend, delta)
+    rounding = {
+        dtype: output_rounding(at, z, sloped, scalars, coordinate_radius(Q_D), dtype) for dtype in {wide, z.G.dtype}
+    }
+    parts = ErrorParts(z0, half, factor, ball, sloped, t_line, t_copy)
+    image = norm.gamma.abs() * sloped[..., None] * at.image(z.radius)
+    error_gram = _error_gram(norm.gamma, Q_D, parts, rounding[z.G.dtype], choices.at("t_error"))
+    far = length(z.radius)
     return LayerNormStep(
         norm=norm,
         z=z,
@@ -288,7 +279,7 @@ def layernorm_step(norm: Norm, z: EllipsoidalZonotope, limit: int) -> LayerNormS
         polar=polar,
         bend=bend,
         ball=ball,
-        rounding=rounding,
+        rounding=rounding[wide],
         size=up(at.size * largest + far * (largest + delta + k * at.size * far) + length(bend)),
         reach=up(image + coordinate_radius(error_gram)),
         error_gram=error_gram,
@@ -296,29 +287,41 @@ def layernorm_step(norm: Norm, z: EllipsoidalZonotope, limit: int) -> LayerNormS
     )
 
 
-def _error_gram(
-    scale: Tensor,
-    Q_D: Tensor,
-    z0: Tensor,
-    half: Tensor,
-    factor: Tensor,
-    ball: Tensor,
-    sloped: Tensor,
-    sizes: tuple[Tensor, Tensor],
-    box: Tensor,
-    note: Note = unnoted,
-) -> Tensor:
-    """The Minkowski sum of the line z0 half and factor times D's ellipsoid, or of the range's ball, times `scale`; and
-    of `box` behind that. Q_D is lost."""
-    d, none = z0.shape[-1], torch.zeros_like(half)
-    t_line, t_copy = sizes
+def _centred_sums(norm: Norm, z: EllipsoidalZonotope, z0: Tensor, limit: int) -> tuple[SymbolSums, SymbolSums]:
+    """Over the symbols: of z0 . (centred tangents), and of the centred tangents themselves."""
+    along, spread = SymbolSums(z.p, z.c.dtype, with_cover=False), SymbolSums(z.p, z.c.dtype, with_radius=False)
+    for part in chunks(z.m, 3 * z.c.numel() * z.c.element_size(), stream_limit(limit, z.c.device)):
+        T = norm.centre(z.G[:, :, part])
+        along.add(T @ z0[..., None].to(T.dtype))
+        spread.add(T)
+    return along, spread
+
+
+@dataclass(frozen=True)
+class ErrorParts:
+    """LayerNorm's error before gamma: the line z0 half and `factor` times D's ellipsoid, or the range's `ball`."""
+
+    z0: Tensor  # (B, n, d)
+    half: Tensor  # (B, n)
+    factor: Tensor
+    ball: Tensor
+    sloped: Tensor
+    t_line: Tensor  # weights of the two in their sum
+    t_copy: Tensor
+
+
+def _error_gram(scale: Tensor, Q_D: Tensor, parts: ErrorParts, box: Tensor, note: Note = unnoted) -> Tensor:
+    """The Minkowski sum of the error's parts, times `scale`; and of `box` behind that. Q_D is lost."""
+    z0, ball, sloped = parts.z0, parts.ball, parts.sloped
+    d, none = z0.shape[-1], torch.zeros_like(ball)
     boxed = up(box.sum(-1), d)
-    t_first, t_copy = torch.where(sloped, t_line, ball * math.sqrt(d)), torch.where(sloped, t_copy, none)
+    t_first = torch.where(sloped, parts.t_line, ball * math.sqrt(d))
+    t_copy = torch.where(sloped, parts.t_copy, none)
     t = weights(torch.stack([t_first, t_copy, boxed / (scale.square().mean().sqrt() + least(box.dtype))]), 0)
     note(t)
     factors = t.sum(0) / t
-    line = torch.where(sloped[..., None], z0 * (half * factors[0].sqrt())[..., None], 0.0)
-    copy = torch.where(sloped, factors[1] * factor.square(), none)
+    line = torch.where(sloped[..., None], z0 * (parts.half * factors[0].sqrt())[..., None], 0.0)
+    copy = torch.where(sloped, factors[1] * parts.factor.square(), none)
     sphere = torch.where(sloped, none, factors[0] * ball.square())
     # line line^T + copy Q_D + sphere (1 - 1 1^T / d)
     ones = torch.ones_like(line)

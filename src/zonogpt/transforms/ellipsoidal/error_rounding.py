@@ -1,0 +1,77 @@
+"""What forming the Grams of attention_errors.py rounds off.
+
+Their summands may cancel; what these round does not. So rounding is relative to the sizes of what is added up.
+Derivations: docs/math.md, section "Rounding".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zonogpt.domains.ellipsoidal import trace
+from zonogpt.domains.rounding import gamma, gammas, up
+from zonogpt.transforms.ellipsoidal.attention_point import BranchPoint
+from zonogpt.transforms.ellipsoidal.sources import Sources, by_head
+
+
+def others_rounding(point: BranchPoint, u: Tensor, mean: Tensor) -> Tensor:
+    """(B, H, I, S): of (1 - 2 P) u + mean."""
+    return gammas(point.n_keys[..., None] + 8, u.dtype, u) * (u + mean)
+
+
+def cross_rounding(point: BranchPoint, r: Tensor) -> Tensor:
+    """(B, H, I, S): entry (a, b) of the Gram adds up sum P^2 r, P_a r_a and P_b r_b, and rows of what they round are at
+    most so large."""
+    n_keys, dtype = point.n_keys[..., None], r.dtype
+    slack = gammas(n_keys + 8, dtype, r) * (2 * n_keys + 1) * (point.P * r).sum(-1, keepdim=True)
+    return up(slack + gamma(4, dtype) * r.sum(-1, keepdim=True), r.shape[-1])
+
+
+def own_rounding(point: BranchPoint, merged: Tensor, a: Tensor, kept: Tensor) -> Tensor:
+    """(B, H, I): of the Gram of the query's own token. Its three parts may cancel, and so may what these are formed
+    from."""
+    attention = point.attention
+    token = trace(merged)[:, None]  # (B, 1, I)
+    of_weights = (attention.w_q, attention.w_k)
+    w_q, w_k = (by_head(w, attention.n_heads).square().sum((-1, -2))[:, None] for w in of_weights)  # (H, 1)
+    of_query = (token * w_q)[..., None] * a.square().sum(-1)  # (B, H, I, S)
+    of_key = (token * w_k * point.Q.square().sum(-1))[..., None] * (attention.scale * kept).square()
+    units = 4 * (merged.shape[-1] + a.shape[-1] + 4)
+    return (gamma(units, a.dtype) * (of_query + of_key)).sum(-1)
+
+
+@dataclass(frozen=True)
+class Crossed:
+    """Of the images of other tokens, for some queries: (B, H, i, n), and `inverse` (B, i, n) of their weights."""
+
+    P: Tensor
+    length_b: Tensor  # of the coefficients b
+    off_b: Tensor | None  # how far another program's b may be
+    inverse: Tensor
+    queries: slice
+
+
+def crossed_rounding(point: BranchPoint, source: Sources, at: Crossed) -> Tensor:
+    """(B, i): of the sum of all images, key by query."""
+    of_value, of_key = _sizes(point, source)
+    summands = at.P * of_value[:, :, None] + at.length_b * of_key[:, :, at.queries]
+    parts = (summands.square().sum(1) * at.inverse).sum(-1)
+    seen = (at.inverse > 0).sum(-1)
+    e = point.Q.shape[-1]
+    out = gammas(4 * point.attention.longest + 2 * e + 2 * seen + 32, parts.dtype, parts) * parts
+    if at.off_b is None:
+        return out
+    lost = at.off_b * of_key[:, :, at.queries]
+    return out + up((((2 * summands + lost) * lost).sum(1) * at.inverse).sum(-1), 2 * at.P.shape[-1])
+
+
+def _sizes(point: BranchPoint, source: Sources) -> tuple[Tensor, Tensor]:
+    """What V_dot_s (B, H, n) and Q_i . K_dot_s (B, H, I, n) are formed from, in size."""
+    at, H = point.attention, point.attention.n_heads
+    w_k, w_v = (torch.linalg.matrix_norm(by_head(w, H))[:, None] for w in (at.w_k, at.w_v))
+    token = trace(source.merged).sqrt()[:, None]  # (B, 1, n)
+    of_query = w_k * torch.linalg.vector_norm(point.Q, dim=-1)  # (B, H, I)
+    return w_v * token, of_query[..., None] * token[:, :, None]
