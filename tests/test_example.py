@@ -110,4 +110,4 @@ def test_zonogon_is_the_boundary():
     angle = torch.linspace(0, 2 * torch.pi, 50, dtype=torch.float64)
     w = torch.stack([angle.cos(), angle.sin()])
     torch.testing.assert_close((corners @ w).amax(0), (g @ w).abs().sum(0), rtol=1e-9, atol=1e-9)
-    assert from_promoted(ex.CENTRE, torch.zeros(2, 1, 2).double(), limit=9).m == 0
+    assert from_promoted(ex.CENTRE, torch.zeros(2, 1, 2).double(), pool=9).m == 0

@@ -65,7 +65,7 @@ def test_predicted_generator_counts_are_what_happens(method, budget):
     model = map_tensors(zonogpt.load(zonogpt.zoo.path("digits")), lambda t: t.double())
     plan = zonogpt.inspect(model, budget_bytes=budget).plans[method]
     limit = pool_limit(7, 64, torch.float64, budget)
-    assert plan.limit == limit
+    assert plan.pool == limit
     variant = VARIANTS[method]
     z = variant.initial(zonogpt.image_ball(model, torch.full((28, 28), 0.5), 1e-4), limit, torch.float64)
     most = z.q

@@ -141,7 +141,7 @@ def test_zero_radius_is_exact():
 def test_constant_token_uses_the_range():
     """At z0 = 0 the Jacobian is 1/sqrt(tau): the paper's R_N is in the hundreds, the range is below sqrt(d - 1)."""
     c = torch.zeros(1, 2, dtype=torch.float64)
-    z = from_promoted(c, torch.diag_embed(torch.full((1, 2), 0.02, dtype=torch.float64)), limit=9)
+    z = from_promoted(c, torch.diag_embed(torch.full((1, 2), 0.02, dtype=torch.float64)), pool=9)
     norm = LayerNorm(torch.tensor([1.6, 1.8]).double(), torch.tensor([0.2, 0.3]).double(), 1e-5)
     bounds = check_contract(norm, z)
     assert not bool(bounds.sloped.any())

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from zonogpt_check.ball import Array, Ball, smaller
 from zonogpt_check.certificate import Lines
-from zonogpt_check.model import Block
+from zonogpt_check.model import Block, Model
 from zonogpt_check.norm import Norm
 from zonogpt_check.sets import Set, box_gram, cover, covers, dual, image, lambda_max, longest, over, sum_of, support
 from zonogpt_check.softmax import Softmax, error_scores
@@ -23,8 +23,8 @@ class Attention:
 
     LOSSES = ("layernorm", "scores", "softmax", "product", "rounding")
 
-    def __init__(self, block: Block, heads: int, z: Set, lines: Lines, rows: int) -> None:
-        S, d = z.c.shape
+    def __init__(self, model: Model, block: Block, z: Set, lines: Lines, rows: int) -> None:
+        (S, d), heads = z.c.shape, model.heads
         e, self.block = d // heads, block
         self.norm = norm = Norm(block.norm, z, lines.of("norm"), rows)
         self.scale = scale = 1 / Ball(float(e)).sqrt()

@@ -23,6 +23,7 @@ from zonogpt_check.sets import InvalidError, Set, UnreadableError, demand, dual,
 TOGETHER = 64  # rows that go back at a time
 INPUT, HEAD = ("input", "rounding"), ("layernorm", "rounding")  # what can be lost there
 Step = Attention | Mlp
+STEPS: dict[str, type[Step]] = {"attention": Attention, "mlp": Mlp}  # by the block's kind
 
 
 def check(file: Path, folder: Path) -> str:
@@ -49,8 +50,7 @@ def _prove(certificate: Certificate, model: Model) -> str:
     z, steps = first, dict[str, Step]()
     for number, block in enumerate(model.blocks, start=1):
         lines = Lines(certificate, f"block {number} ({block.kind})")
-        attention = block.kind == "attention"
-        step: Step = Attention(block, model.heads, z, lines, count) if attention else Mlp(block, z, lines, count)
+        step = STEPS[block.kind](model, block, z, lines, count)
         steps[lines.place], z = step, step.after
     read = slice(None) if model.architecture == IMAGES else slice(-1, None)  # the tokens that the head looks at
     norm = Norm(model.norm, Set(z.c[read], z.G[read], z.Q[read], z.p), Lines(certificate, "head.norm"), count)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from zonogpt_check.ball import Array, Ball, joined, largest, smallest
 from zonogpt_check.certificate import Lines
-from zonogpt_check.model import Block
+from zonogpt_check.model import Block, Model
 from zonogpt_check.norm import Norm
 from zonogpt_check.sets import Set, box_gram, covers, dual, image, over, sum_of, support
 
@@ -25,7 +25,7 @@ class Mlp:
 
     LOSSES = ("layernorm", "gelu", "rounding")
 
-    def __init__(self, block: Block, z: Set, lines: Lines, rows: int) -> None:
+    def __init__(self, model: Model, block: Block, z: Set, lines: Lines, rows: int) -> None:
         (S, d), f = z.c.shape, block.inner.shape[1]
         self.block = block
         self.norm = norm = Norm(block.norm, z, lines.of("norm"), rows)

@@ -64,21 +64,21 @@ def abs_sum(generators: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     return torch.linalg.vector_norm(generators, ord=1, dim=dim)
 
 
-def from_local(centre: Tensor, local: Tensor, limit: int) -> StructuredZonotope:
-    """Z(c, 0, L, 0): the paper's initial set, every input number a generator local to its token, at most `limit`."""
+def from_local(centre: Tensor, local: Tensor, pool: int) -> StructuredZonotope:
+    """Z(c, 0, L, 0): the paper's initial set, every input number a generator local to its token, at most `pool`."""
     S, d = centre.shape
-    return reduce(StructuredZonotope(centre, centre.new_zeros(0, S, d), local, centre.new_zeros(S, d)), limit)
+    return reduce(StructuredZonotope(centre, centre.new_zeros(0, S, d), local, centre.new_zeros(S, d)), pool)
 
 
-def from_promoted(centre: Tensor, local: Tensor, limit: int) -> StructuredZonotope:
+def from_promoted(centre: Tensor, local: Tensor, pool: int) -> StructuredZonotope:
     """The same set with every input number a *shared* generator, so that attention can carry it to other tokens.
 
-    Numbers of radius 0 give no generator. Only the `limit` largest are promoted, the others are intervals at once: the
+    Numbers of radius 0 give no generator. Only the `pool` largest are promoted, the others are intervals at once: the
     dense generators of a long text would not fit in memory even for the moment until they are reduced.
     """
     S, d = centre.shape
     weight = abs_sum(local, 2)  # (S, q)
-    keep, drop = _split(weight.flatten(), min(limit, int((weight > 0).sum())))
+    keep, drop = _split(weight.flatten(), min(pool, int((weight > 0).sum())))
     token, index = keep // local.shape[1], keep % local.shape[1]
     G = centre.new_zeros(len(keep), S, d)
     G[torch.arange(len(keep), device=centre.device), token] = local[token, index]
@@ -128,14 +128,14 @@ def generator_limit(n_tokens: int, width: int, pool_bytes: int = POOL_BYTES, ite
     return max(FLOOR, pool_bytes // (item_bytes * n_tokens * width))
 
 
-def reduce(z: StructuredZonotope, limit: int) -> StructuredZonotope:
-    """A superset of z with m = min(m, limit) shared and q = min(q, limit - m) local generators.
+def reduce(z: StructuredZonotope, pool: int) -> StructuredZonotope:
+    """A superset of z with m = min(m, pool) shared and q = min(q, pool - m) local generators.
 
     Kept are those with the largest summed absolute coefficients; the others go into the interval, coordinate by
     coordinate (Lemma: generator reduction).
     """
-    m = min(z.m, limit)
-    q = min(z.q, limit - m)
+    m = min(z.m, pool)
+    q = min(z.q, pool - m)
     G, L, b = z.G, z.L, z.b
     if m < z.m:
         keep, drop = _split(abs_sum(G, (1, 2)), m)

@@ -57,7 +57,7 @@ def n_moving(spec: Spec) -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    limit: int | None  # generators a token may keep; None: no such limit
+    pool: int | None  # generators a token may keep; None: there is no pool
     shared: int | None  # symbols of the input; None: the method has none
     local: int | None  # the largest number kept; None: the method has no such generators
     peak_bytes: int  # of generators, claim rows and temporaries; the weights come on top (held_bytes)
@@ -85,14 +85,14 @@ class Growth:
     boxes: bool  # whether it leaves an interval, which becomes d local generators
 
 
-def plan_structured(sizes: Sizes, growth: Mapping[str, Growth], promoted: bool, limit: int, item: int) -> Plan:
+def plan_structured(sizes: Sizes, growth: Mapping[str, Growth], promoted: bool, pool: int, item: int) -> Plan:
     """Predicted generator counts and peak bytes; `item` is the number of bytes per coefficient."""
     d = sizes.width
-    m = min(sizes.n_inputs, limit) if promoted else 0
-    q = 0 if promoted else min(sizes.inputs_per_token, limit)
+    m = min(sizes.n_inputs, pool) if promoted else 0
+    q = 0 if promoted else min(sizes.inputs_per_token, pool)
     most_local, peak = q, 0
     # An interval: inputs beyond the pool, or what rounding leaves in float32.
-    boxed = (sizes.n_inputs if promoted else sizes.inputs_per_token) > limit or item < 8
+    boxed = (sizes.n_inputs if promoted else sizes.inputs_per_token) > pool or item < 8
     for kind, shape in sizes.blocks:
         q_in = q + (d if boxed else 0)
         fresh = growth[kind].fresh(sizes, shape)
@@ -101,14 +101,14 @@ def plan_structured(sizes: Sizes, growth: Mapping[str, Growth], promoted: bool, 
         # Shared before and after; local before, their images, the fresh ones, and all of these joined.
         alive = 2 * m + 2 * q_in + fresh + q_out
         peak = max(peak, alive)
-        q = min(q_out, limit - m)
+        q = min(q_out, pool - m)
         if q < q_out:
             boxed = True
             peak = max(peak, m + q_out + q + (q_out - q), m + 2 * q + d)  # while reducing, while converting
         most_local = max(most_local, q)
     bytes_each = sizes.n_tokens * d * item
     at_head = (m + q + d) * bytes_each + rows_bytes(sizes, 6)
-    return Plan(limit, m, most_local, max(peak * bytes_each, at_head) + 5 * temporary_bytes(sizes.device_type))
+    return Plan(pool, m, most_local, max(peak * bytes_each, at_head) + 5 * temporary_bytes(sizes.device_type))
 
 
 SMALLEST_CHUNK = 1 << 24

@@ -66,8 +66,8 @@ class StructuredMethod:
 
     def plan(self, sizes: Sizes, numerics: Numerics) -> Plan:
         growth = {kind: transform.growth for kind, transform in self.transforms.items()}
-        limit = pool_limit(sizes.n_tokens, sizes.width, numerics.dtype, numerics.budget_bytes)
-        return plan_structured(sizes, growth, self.start is from_promoted, limit, numerics.dtype.itemsize)
+        pool = pool_limit(sizes.n_tokens, sizes.width, numerics.dtype, numerics.budget_bytes)
+        return plan_structured(sizes, growth, self.start is from_promoted, pool, numerics.dtype.itemsize)
 
     def for_run(self, model: Model, specs: Sequence[Spec], numerics: Numerics) -> StructuredMethod:
         return self
@@ -84,8 +84,8 @@ class StructuredMethod:
     def bound(self, model: Model, spec: Spec, numerics: Numerics, on_block: OnBlock | None = None) -> Bounds:
         """Lower bounds of the claim's rows over the input set: centre in the model's dtype, generators in the run's."""
         arithmetic = numerics.arithmetic
-        limit = pool_limit(spec.input.n_tokens, model.width, numerics.dtype, numerics.budget_bytes)
-        z = settled(self.initial(spec, limit, numerics.dtype, arithmetic))
+        pool = pool_limit(spec.input.n_tokens, model.width, numerics.dtype, numerics.budget_bytes)
+        z = settled(self.initial(spec, pool, numerics.dtype, arithmetic))
         entries: list[LedgerEntry] = []
         blocks = len(model.blocks)
         for t, block in enumerate(model.blocks, start=1):
@@ -96,7 +96,7 @@ class StructuredMethod:
             except NonFiniteBoundError as error:
                 raise NonFiniteBlockError(t, block.kind, error.step) from error
             boxed = z.b.mean()
-            z = reduce(z, limit)
+            z = reduce(z, pool)
             widths["reduction"] = float(z.b.mean() - boxed)
             z = settled(z)
             entries += [LedgerEntry(t, block.kind, step, width) for step, width in widths.items()]
@@ -110,11 +110,11 @@ class StructuredMethod:
         return Bounds(margins, Ledger(tuple(entries)))
 
     def initial(
-        self, spec: Spec, limit: int, dtype: torch.dtype, arithmetic: Arithmetic = "real"
+        self, spec: Spec, pool: int, dtype: torch.dtype, arithmetic: Arithmetic = "real"
     ) -> StructuredZonotope:
-        """The input set as embedded tokens, with at most `limit` generators per token."""
+        """The input set as embedded tokens, with at most `pool` generators per token."""
         centre, radius = centre_and_radius(spec.input)
-        z = self.start(spec.input.embed(centre), spec.input.local_generators(radius), limit)
+        z = self.start(spec.input.embed(centre), spec.input.local_generators(radius), pool)
         # Generators are products, off by a unit.
         lost = embedding_rounding(spec.input, centre, arithmetic) + gamma(2, z.c.dtype) * z.symbol_radius
         return cast(dataclasses.replace(z, b=up(z.b + lost)), dtype)

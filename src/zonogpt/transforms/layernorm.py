@@ -18,8 +18,9 @@ from zonogpt.domains.chunks import chunks, temporary_bytes
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.structured import StructuredZonotope
-from zonogpt.model.nodes import Norm, size_of
+from zonogpt.model.nodes import Norm
 from zonogpt.transforms.execution import norm_error
+from zonogpt.transforms.layernorm_rounding import Output, Radii, output_rounding, outward
 from zonogpt.transforms.norm_point import NormPoint, norm_point, units
 
 
@@ -85,59 +86,47 @@ def _tangent(v: Tensor, at: NormPoint) -> Tensor:
 def layernorm_bounds(norm: Norm, z: StructuredZonotope) -> LayerNormBounds:
     """The contract of LayerNormBounds over z; J is applied to its generators only, what it makes of z's interval is
     part of `rounding`."""
-    d, wide, narrow = z.c.shape[1], z.c.dtype, z.G.dtype
     at = norm_point(norm, z.c)
-    r_cen, r_hat, z0_dot = torch.zeros_like(at.z0), torch.zeros_like(at.z0), torch.zeros_like(at.a0)
-    for stack in z.generator_stacks():
-        each = stack.shape[0] * d * at.z0.element_size()
-        for part in chunks(stack.shape[1], each, temporary_bytes(at.z0.device.type)):
-            vbar = norm.centre(stack[:, part])
-            n = vbar.shape[1]
-            r_cen += up(vbar.abs().sum(1), n)
-            z0_dot += up((vbar @ at.z0[:, :, None].to(narrow)).abs().sum((1, 2)), n)
-            r_hat += up(_tangent(vbar, at).abs().sum(1), n)
-    count, radius, size = z.m + z.q, z.radius, at.z0.abs()
-    spread = gamma(2 * d + 8, narrow) * norm.centred_size(radius)  # what centring rounds, twice
-    boxed = norm.centred_size(z.b)
-    r_cen = up(up(r_cen, count) + at.missing + spread + boxed, d)
-    z0_dot = up(up(z0_dot, count) + (size * (at.missing + 2 * spread + boxed)).sum(-1), d)
-    image, of_interval = at.image(radius), at.image(z.b)
-    # |Jhat (x - c)| <= r_hat
-    r_hat = up(up(r_hat, count) * at.rho[:, None] + gamma(4 * d + 16, narrow) * image + of_interval)
-    require_finite("LayerNorm input", at.z0, at.a0, r_cen, r_hat)
+    r = outward(at, z, _radii(at, z))
+    require_finite("LayerNorm input", at.z0, at.a0, r.centred, r.normalised)
 
-    taylor, a_min, a_max = taylor_remainder(at.z0, at.norm2, at.a0, norm.tau, r_cen, z0_dot)
-    low, high = layernorm_range(at.z0 - r_cen, at.z0 + r_cen, a_min, a_max, norm.tau)
+    taylor, a_min, a_max = taylor_remainder(at.z0, at.norm2, at.a0, norm.tau, r.centred, r.z0_dot)
+    low, high = layernorm_range(at.z0 - r.centred, at.z0 + r.centred, a_min, a_max, norm.tau)
     # The middle of the range, made mean-free so that the error keeps mean zero; the half-widths are measured from it.
-    middle = (low + high) / 2
-    middle = norm.centre(middle)
+    middle = norm.centre((low + high) / 2)
     half = torch.maximum(high - middle, middle - low).clamp(min=0)  # at radius 0: rounding of either sign
     x_hat = at.z0 * at.rho[:, None]
-    cap = torch.maximum(high - x_hat, x_hat - low) + r_hat
-    ends = gamma(4, wide) * (low.abs() + high.abs() + x_hat.abs() + middle.abs())
+    cap = torch.maximum(high - x_hat, x_hat - low) + r.normalised
+    ends = gamma(4, z.c.dtype) * (low.abs() + high.abs() + x_hat.abs() + middle.abs())
     # fmin, not minimum: where Taylor overflowed to NaN the cap, a bound on its own, is what remains.
     sloped_R, half = up(torch.fmin(taylor, cap + ends).clamp(min=0)), up(half + ends)
     # Any slope is sound, zero too: where zero leaves the smaller error there is nothing to gain from the Jacobian.
     sloped = sloped_R.sum(-1) <= half.sum(-1)
-    slope = sloped[:, None].to(wide)
     centre = torch.where(sloped[:, None], x_hat, middle)
     R_hat = torch.where(sloped[:, None], sloped_R, half)
-    # What is neither mean-free nor of the linear part: see NormPoint, and the means of z0 and of the middle.
-    unbalanced = slope * (at.missing.mean(-1) * (at.rho + at.k * z0_dot))[:, None]
-    unbalanced = unbalanced + (1 - slope) * gamma(d + 4, wide) * middle.abs().mean(-1, keepdim=True)
-    forming = gamma(8, wide) * centre.abs() + gamma(8, narrow) * norm.centred_size(R_hat)
-    lost = at.slack(radius) + gamma(4 * d + 24, narrow) * image + of_interval
-    underflow = count * d * torch.finfo(narrow).tiny
-    rounding = slope * (lost + underflow) + unbalanced + forming
     return LayerNormBounds(
         at=at,
         centre=norm.shifted(norm.gamma * centre),
         sloped=sloped,
-        r_N=up(norm.gamma.abs() * r_hat * slope),
+        r_N=up(norm.gamma.abs() * r.normalised * sloped[:, None]),
         R_hat=R_hat,
-        rounding=up(norm.gamma.abs() * rounding + gamma(4, wide) * size_of(norm.beta), 2 * d),
+        rounding=output_rounding(at, z, r.z0_dot, Output(sloped, middle, centre, R_hat)),
         rho=up(a_min.rsqrt()),
     )
+
+
+def _radii(at: NormPoint, z: StructuredZonotope) -> Radii:
+    """Over z's generators, so far without what summing them up rounds."""
+    centred, normalised, z0_dot = torch.zeros_like(at.z0), torch.zeros_like(at.z0), torch.zeros_like(at.a0)
+    for stack in z.generator_stacks():
+        each = stack.shape[0] * at.z0.shape[-1] * at.z0.element_size()
+        for part in chunks(stack.shape[1], each, temporary_bytes(at.z0.device.type)):
+            vbar = at.norm.centre(stack[:, part])
+            n = vbar.shape[1]
+            centred += up(vbar.abs().sum(1), n)
+            z0_dot += up((vbar @ at.z0[:, :, None].to(vbar.dtype)).abs().sum((1, 2)), n)
+            normalised += up(_tangent(vbar, at).abs().sum(1), n)
+    return Radii(centred, normalised * at.rho[:, None], z0_dot)
 
 
 def taylor_remainder(

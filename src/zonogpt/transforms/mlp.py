@@ -17,64 +17,29 @@ from zonogpt.domains.finite import require_finite
 from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.structured import StructuredZonotope, abs_sum
 from zonogpt.model.arithmetic import Arithmetic
-from zonogpt.model.nodes import Block, Mlp, dense, size_of
+from zonogpt.model.nodes import Block, Mlp, dense
 from zonogpt.transforms.activations import bounds_of
-from zonogpt.transforms.execution import mlp_error
 from zonogpt.transforms.layernorm import LayerNormBounds, layernorm_bounds
+from zonogpt.transforms.mlp_rounding import HiddenRounding, Value, executed, hidden_rounding, output_rounding
 from zonogpt.transforms.widths import Widths
 
 
 @dataclass(frozen=True)
 class _Hidden:
-    """GELU's input: t = centre + (what moves), |t - centre| <= radius; and what its rounding is relative to."""
+    """The activation's input: t = centre + (what moves), |t - centre| <= radius; and what it rounds."""
 
     norm: LayerNormBounds
     centre: Tensor  # (S, f)
     radius: Tensor  # (S, f)
-    off: Tensor  # (S, f): the centre is W_1 norm.centre + b_1 up to this
-    moving: Tensor  # (S, f): |W_1||LN(x) - norm.centre|
+    rounding: HiddenRounding
 
 
 def _hidden(block: Block[Mlp], z: StructuredZonotope) -> _Hidden:
-    mlp, d, wide, narrow = block.branch, block.norm.width, z.c.dtype, z.G.dtype
-    norm = layernorm_bounds(block.norm, z)
-    centre = dense(norm.centre, mlp.w_1, mlp.b_1)
-    at_centre, moving, lost = (torch.cat([norm.centre.abs(), norm.reach, norm.rounding]) @ mlp.w_1.abs()).chunk(3)
-    off = up(gamma(d + 2, wide) * (at_centre + size_of(mlp.b_1)), d)
-    moving = up(moving, d)
-    radius = preactivation_radius(mlp, norm, z) + lost + off
-    radius = up(radius + gamma(2 * d + 8, narrow) * moving + gamma(2, wide) * centre.abs(), d)
+    mlp, norm = block.branch, layernorm_bounds(block.norm, z)
+    centre, rounding = dense(norm.centre, mlp.w_1, mlp.b_1), hidden_rounding(mlp, norm, z)
+    radius = up(preactivation_radius(mlp, norm, z) + rounding.all_told(centre), len(mlp.w_1))
     require_finite("GELU input", centre, radius)
-    return _Hidden(norm, centre, radius, off, moving)
-
-
-def _output_rounding(
-    block: Block[Mlp],
-    h: _Hidden,
-    z: StructuredZonotope,
-    value: Tensor,
-    slope: Tensor,
-    doubt: Tensor,
-    arithmetic: Arithmetic,
-) -> Tensor:
-    """(S, d): what the block's output misses: LayerNorm's rounding, that of the centre, and of all that is linear; and
-    the skip's interval.
-
-    `value` (S, f) is GELU's output at the centre, off by `doubt`; `slope` its slope.
-    """
-    mlp, wide, narrow = block.branch, z.c.dtype, z.G.dtype
-    d, f = mlp.w_1.shape
-    slope = slope.abs()
-    lost = h.norm.rounding @ mlp.w_1.abs()
-    doubt = up(doubt + slope * (h.off + lost) + gamma(4, wide) * value.abs(), d)
-    at_centre, doubt, moving = (torch.cat([value.abs(), doubt, slope * h.moving]) @ mlp.w_2.abs()).chunk(3)
-    rounding = gamma(f + 3, wide) * (z.c.abs() + at_centre + size_of(mlp.b_2)) + doubt
-    underflow = (z.m + z.q + d + f) * (d + f) * torch.finfo(narrow).tiny  # of old and new generators
-    rounding = up(rounding + gamma(3 * d + f + 16, narrow) * (z.radius + moving) + underflow, 2 * f) + z.b
-    if arithmetic == "real":
-        return rounding
-    hidden, skip = up(h.centre.abs() + h.radius), up(z.c.abs() + z.radius)
-    return rounding + mlp_error(mlp, hidden, h.norm.size, h.norm.execution_error(z), skip)
+    return _Hidden(norm, centre, radius, rounding)
 
 
 def sequential_mlp(
@@ -94,7 +59,9 @@ def sequential_mlp(
     gelu_generators = (half[:, :, None] * mlp.w_2).to(narrow)  # (S, f, d)
     value = slope * h.centre + mid
     forming = gamma(4, narrow) * half + gamma(4, z.c.dtype) * mid.abs()
-    rounding = _output_rounding(block, h, z, value, slope, forming, arithmetic)
+    rounding = output_rounding(mlp, z, h.rounding, Value(value, slope, forming))
+    if arithmetic == "float32":
+        rounding = rounding + executed(mlp, z, h.norm, up(h.centre.abs() + h.radius))
     out = StructuredZonotope(
         c=z.c + dense(value, mlp.w_2, mlp.b_2),
         G=G,
@@ -128,7 +95,10 @@ def fused_mlp(
     chains = (_error_chain(h.norm, mlp, a).abs() for a in slope)
     from_norm = torch.stack([r @ chain for r, chain in zip(h.norm.R_hat, chains, strict=True)])
     from_gelu = up(bend @ mlp.w_2.abs(), f)
-    rounding = _output_rounding(block, h, z, value, slope, gamma(of.value_units, wide) * h.centre.abs(), arithmetic)
+    forming = gamma(of.value_units, wide) * h.centre.abs()
+    rounding = output_rounding(mlp, z, h.rounding, Value(value, slope, forming))
+    if arithmetic == "float32":
+        rounding = rounding + executed(mlp, z, h.norm, up(h.centre.abs() + h.radius))
     out = StructuredZonotope(z.c + dense(value, mlp.w_2, mlp.b_2), G, L, up(up(from_norm, d) + from_gelu + rounding))
     require_finite("MLP output", out.c, out.G, out.L, out.b)
     widths = Widths.of(carried=abs_sum(G, 0) + abs_sum(L, 1), layernorm=from_norm, gelu=from_gelu, rounding=rounding)
