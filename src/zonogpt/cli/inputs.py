@@ -10,6 +10,7 @@ from zonogpt.datasets.given import Given
 from zonogpt.datasets.pictures import read_image
 from zonogpt.datasets.texts import encode
 from zonogpt.errors import OptionError
+from zonogpt.model import zoo
 from zonogpt.model.ir import ImageEmbedding, Model
 
 
@@ -37,6 +38,7 @@ def open_inputs(
             raise OptionError("--label is for a single input; a data set has its own")
         return open_dataset(data, net, model, split), positions or "last"
     if image is not None:
-        return Given.one(image.name, read_image(image), label), "last"
+        bundled = str(image).startswith(zoo.PREFIX)
+        return Given.one(str(image) if bundled else image.name, read_image(image), label), "last"
     tokens = integers(ids, "--ids") if ids is not None else encode(model, text or "", [])[0]
     return Given.one("text", tokens, label), positions or "all"

@@ -15,7 +15,7 @@ from zonogpt.methods import METHODS
 
 # Options that several commands share, word for word.
 ModelName = Annotated[str, typer.Argument(help="Directory from save_pretrained, a hub name, or zoo:digits.")]
-Image = Annotated[Path | None, typer.Option(help="Picture (.png, .jpg, ...) or array (.npy).")]
+Image = Annotated[Path | None, typer.Option(help="Picture (.png, .jpg, ...), array (.npy), or zoo:digits/0.")]
 Text = Annotated[str | None, typer.Option(help="Text, read with the model's tokenizer.")]
 Ids = Annotated[str | None, typer.Option(help="Token ids, as 5,17,3.")]
 Label = Annotated[int | None, typer.Option(help="The answer to keep. Default: the model's own.")]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from zonogpt.errors import SpecError
+from zonogpt.model import zoo
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -32,8 +33,10 @@ MOST_PIXELS = 1 << 24  # far more than a model reads; a small file can unpack to
 def read_image(file: Path) -> Tensor:
     """A .npy of floats in [0, 1], or an 8-bit picture in grey divided by 255: (height, width).
 
-    A picture in colour is read if every pixel of it is grey and opaque.
+    A picture in colour is read if every pixel of it is grey and opaque. zoo:digits/0 is the first bundled sample.
     """
+    if str(file).startswith(zoo.PREFIX):
+        return _bundled(str(file).removeprefix(zoo.PREFIX))
     if not file.is_file():
         what = "a directory" if file.is_dir() else "not there"
         raise SpecError(f"the image {str(file)!r} is {what}; give a picture or a .npy file")
@@ -43,6 +46,18 @@ def read_image(file: Path) -> Tensor:
         if picture.mode not in READABLE_MODES:
             raise SpecError(f"{file} has pixel mode {picture.mode}; give 8-bit grey or colour, or a .npy of floats")
         return torch.from_numpy(_grey(picture, file).astype(np.float32) / 255)
+
+
+def _bundled(name: str) -> Tensor:
+    """ "digits/0" -> the first sample of the bundled model."""
+    model, _, number = name.partition("/")
+    images, _ = zoo.samples(model)
+    if number not in map(str, range(len(images))):
+        raise SpecError(
+            f"there is no bundled image {zoo.PREFIX}{name}; there are {zoo.PREFIX}{model}/0 to"
+            f" {zoo.PREFIX}{model}/{len(images) - 1}"
+        )
+    return images[int(number)]
 
 
 def _grey(picture: Picture, file: Path) -> NDArray[np.uint8]:
