@@ -21,10 +21,10 @@ class Rules:
     norms: frozenset[str] = frozenset({LAYER_NORM})
     activations: frozenset[Activation] = frozenset(ACTIVATIONS)
 
-    def require(self, model: Model, method: str) -> None:
+    def require(self, model: Model, who: str) -> None:
         """ModelError unless there is a rule for every part of the model."""
         for part, where in self._missing(model):
-            raise ModelError(f"method {method} has no rule for {part} ({where}); {model.name} cannot be bounded by it")
+            raise ModelError(f"{who} has no rule for {part} ({where} of {model.name})")
 
     def _missing(self, model: Model) -> Iterator[tuple[str, str]]:
         for number, block in enumerate(model.blocks, start=1):

@@ -109,9 +109,7 @@ class StructuredMethod:
         entries += [LedgerEntry(blocks + 1, "head", step, width) for step, width in losses.items()]
         return Bounds(margins, Ledger(tuple(entries)))
 
-    def initial(
-        self, spec: Spec, pool: int, dtype: torch.dtype, arithmetic: Arithmetic = "real"
-    ) -> StructuredZonotope:
+    def initial(self, spec: Spec, pool: int, dtype: torch.dtype, arithmetic: Arithmetic = "real") -> StructuredZonotope:
         """The input set as embedded tokens, with at most `pool` generators per token."""
         centre, radius = centre_and_radius(spec.input)
         z = self.start(spec.input.embed(centre), spec.input.local_generators(radius), pool)

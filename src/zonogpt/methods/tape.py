@@ -19,7 +19,7 @@ from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.ir import Model
 from zonogpt.model.nodes import size_of
 from zonogpt.spec.spec import Spec
-from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep, layernorm_step
+from zonogpt.transforms.ellipsoidal.norm import NormStep, norm_step
 from zonogpt.transforms.execution import output_error
 
 
@@ -29,7 +29,7 @@ class Tape:
 
     start: Start
     steps: list[Step]
-    head: LayerNormStep
+    head: NormStep
     value: Tensor  # (B, K): the rows at the centre
     rounding: Tensor  # (B, K): by how much the rows may be off, at the centre and behind the final LayerNorm
     rows: Tensor  # (B, K, d)
@@ -89,13 +89,13 @@ def _at_the_head(
     rows, offset = (torch.stack(part).to(wide) for part in zip(*folded, strict=True))
     pool = head.read_weights(begin.length)
     summands = int((pool > 0).sum())
-    norm = layernorm_step(head.layer_norm, z, limit).for_the_tape()
+    norm = norm_step(head.layer_norm, z, limit).for_the_tape()
     pooled = torch.einsum("s,bsd->bd", pool[-z.n_tokens :], norm.centre)
     size = torch.einsum("s,bsd->bd", pool[-z.n_tokens :], norm.centre.abs() + norm.reach)
     lost = torch.zeros_like(offset)
     read = [norm]
     if before is not None and not head.reads_last:
-        still, weight = layernorm_step(head.layer_norm, before.at_the_head(), limit), pool[: begin.before]
+        still, weight = norm_step(head.layer_norm, before.at_the_head(), limit), pool[: begin.before]
         pooled = pooled + torch.einsum("s,bsd->bd", weight, still.centre)
         size = size + torch.einsum("s,bsd->bd", weight, still.centre.abs() + still.reach)
         lost = still.loss(rows[:, :, None] * weight[:, None], limit)

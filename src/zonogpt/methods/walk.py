@@ -17,8 +17,8 @@ from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.ir import Model
 from zonogpt.model.nodes import Attention, Block, Mlp
 from zonogpt.transforms.ellipsoidal.attention import attend
-from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep
 from zonogpt.transforms.ellipsoidal.mlp import mlp_step
+from zonogpt.transforms.ellipsoidal.norm import NORMS, NormStep
 from zonogpt.transforms.ellipsoidal.sources import sources
 from zonogpt.transforms.prefix import Prefix
 from zonogpt.transforms.queries import Queries
@@ -30,7 +30,7 @@ class Step(Protocol):
     @property
     def kind(self) -> str: ...
     @property
-    def norm(self) -> LayerNormStep: ...
+    def norm(self) -> NormStep: ...
     @property
     def choices(self) -> Choices: ...
 
@@ -66,7 +66,7 @@ def _mlp(block: Block[Mlp], z: EllipsoidalZonotope, at: Surroundings) -> tuple[E
 
 
 STEPS: Mapping[str, Rule] = {"attention": _attention, "mlp": _mlp}
-RULES = Rules(blocks=frozenset(STEPS))
+RULES = Rules(blocks=frozenset(STEPS), norms=frozenset(NORMS))
 
 
 @dataclass(frozen=True)

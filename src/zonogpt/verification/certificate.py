@@ -30,7 +30,9 @@ from zonogpt.methods.adjoint import adjoint
 from zonogpt.methods.ellipsoidal import sizes
 from zonogpt.methods.method import NonFiniteBlockError, OnBlock
 from zonogpt.methods.plan import chunk_bytes
+from zonogpt.methods.rules import Rules
 from zonogpt.methods.tape import Tape, forward
+from zonogpt.model.activations import GELU_TANH
 from zonogpt.model.ir import ImageEmbedding, Model
 from zonogpt.model.nodes import Attention, Block, Mlp, Norm
 from zonogpt.model.replay import original
@@ -42,6 +44,7 @@ from zonogpt.support.tensors import moved
 from zonogpt.transforms.ellipsoidal.attention import AttentionStep
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep
 from zonogpt.transforms.ellipsoidal.mlp import MlpStep
+from zonogpt.transforms.ellipsoidal.norm import NormStep
 from zonogpt.verification.options import resolve_device
 from zonogpt.verification.precision import full_precision
 from zonogpt.verification.run import check_match, out_of_memory
@@ -72,6 +75,7 @@ def write_certificate(
     or if the checker does not accept the file; nothing is written then.
     """
     check_match(model, spec)
+    RULES.require(model, "a certificate")
     _require_checkable(model, Path(file), check)
     at = resolve_device(device, model)
     net, here = model.converted(at, torch.float64), moved(spec, at, torch.float64)
@@ -248,7 +252,11 @@ def _of_mlp(step: MlpStep) -> Arrays:
 WRITTEN: Mapping[str, Callable[[Any], Arrays]] = {"attention": _of_attention, "mlp": _of_mlp}  # bounds, by kind of step
 
 
-def _norm(place: str, norm: LayerNormStep, tokens: slice) -> Arrays:
+def _norm(place: str, norm: NormStep, tokens: slice) -> Arrays:
+    return WRITTEN_NORMS[norm.norm.kind](place, norm, tokens)
+
+
+def _layer_norm(place: str, norm: LayerNormStep, tokens: slice) -> Arrays:
     floats = {"shift": norm.shift, "half": norm.half, "largest": norm.largest, "delta": norm.delta}
     flags = {"sloped": norm.sloped, "polar": norm.polar}
     arrays: Arrays = {f"{place}.norm.{name}": _floats(x[0, tokens]) for name, x in floats.items()}
@@ -256,6 +264,10 @@ def _norm(place: str, norm: LayerNormStep, tokens: slice) -> Arrays:
     arrays |= _choices(f"{place}.norm", norm.choices, tokens)
     arrays[f"{place}.norm.flat"] = norm.choices["flat"][0, tokens].mT.cpu().numpy()  # (rows, tokens)
     return arrays
+
+
+WRITTEN_NORMS: Mapping[str, Callable[[str, Any, slice], Arrays]] = {"LayerNorm": _layer_norm}
+RULES = Rules(frozenset(WRITTEN), frozenset(WRITTEN_NORMS), frozenset({GELU_TANH}))  # what the checker knows
 
 
 def _choices(place: str, choices: Choices, tokens: slice = slice(None)) -> Arrays:

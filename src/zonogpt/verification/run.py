@@ -171,7 +171,7 @@ def verify_many(
     run_dtype, run_device = resolve_dtype(dtype), resolve_device(device, model)
     check_limits(timeout, budget_bytes)
     check_executable(model, meant)
-    METHODS[method].rules.require(model, method)
+    METHODS[method].rules.require(model, f"method {method}")
     for spec in specs:
         check_match(model, spec)
     results: dict[int, Result] = {}

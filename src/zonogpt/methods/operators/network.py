@@ -94,7 +94,6 @@ def mlp(ops: Operators[V], block: Block[Mlp], x: V) -> V:
 
 
 BLOCKS: Mapping[str, Callable[[Operators[Any], Any, Any], Any]] = {"attention": attention, "mlp": mlp}
-RULES = Rules(blocks=frozenset(BLOCKS))
 
 
 def pooled(ops: Operators[V], head: Head, x: V, n_tokens: int) -> V:
@@ -110,12 +109,20 @@ def claim(ops: Operators[V], head: Head, pool: V, rows: Tensor, offset: Tensor, 
 
 
 def normalised(ops: Operators[V], norm: Norm, x: V) -> V:
-    """(x - mean) / sqrt(variance + tau): (S, d) -> (S, d)."""
+    """The norm's output but for its scale and shift: (S, d) -> (S, d)."""
+    return NORMS[norm.kind](ops, norm, x)
+
+
+def _layer_norm(ops: Operators[V], norm: Norm, x: V) -> V:
+    """(x - mean) / sqrt(variance + tau)."""
     d, like = norm.width, norm.gamma
     z = ops.dense(x, centring(norm), None)
     variance = ops.dense(ops.apply(SQUARE, z), like.new_full((d, 1), 1 / d), like.new_full((1,), norm.tau))  # (S, 1)
     rho = ops.apply(RECIPROCAL, ops.apply(SQRT, variance))
     return times(ops, z, rho)
+
+
+NORMS: Mapping[str, Callable[[Operators[Any], Norm, Any], Any]] = {"LayerNorm": _layer_norm}
 
 
 def centring(norm: Norm) -> Tensor:
@@ -152,3 +159,6 @@ def times(ops: Operators[V], x: V, y: V, known: Interval | None = None) -> V:
     column = None if known is None else known.arranged(COLUMN.there)
     product = ops.matmul(ops.arrange(x, COLUMN), ops.arrange(y, COLUMN), column)  # (..., n, 1) @ (..., 1, 1)
     return ops.arrange(product, FLAT)
+
+
+RULES = Rules(blocks=frozenset(BLOCKS), norms=frozenset(NORMS))

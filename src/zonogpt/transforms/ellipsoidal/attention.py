@@ -60,7 +60,8 @@ from zonogpt.transforms.ellipsoidal.branch_rounding import (
     spare_room,
     spare_score_values,
 )
-from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep, rounded_off
+from zonogpt.transforms.ellipsoidal.layernorm import rounded_off
+from zonogpt.transforms.ellipsoidal.norm import NormStep
 from zonogpt.transforms.ellipsoidal.softmax import SoftmaxStep, softmax_step
 from zonogpt.transforms.ellipsoidal.sources import Sources
 from zonogpt.transforms.prefix import Prefix
@@ -73,7 +74,7 @@ KEPT_CHUNKS = 4  # tangents are kept for their second use if they take no more t
 @dataclass(frozen=True)
 class AttentionStep:
     point: BranchPoint
-    norm: LayerNormStep
+    norm: NormStep
     softmax: SoftmaxStep
     value_gram: Tensor  # (B, H, n, e, e): cover of the values' change, rounding apart
     product_gram: Tensor  # (B, H, I, e, e): cover of sum_j dP_ij dV_j

@@ -13,7 +13,7 @@ from torch import Tensor
 from zonogpt.domains.rounding import gamma, gammas, length, up
 from zonogpt.transforms.attention_rounding import AttentionRounding, head_rounding, output_rounding
 from zonogpt.transforms.ellipsoidal.attention_point import BranchPoint
-from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep
+from zonogpt.transforms.ellipsoidal.norm import NormStep
 from zonogpt.transforms.ellipsoidal.softmax import SoftmaxStep
 from zonogpt.transforms.ellipsoidal.sources import Sources
 from zonogpt.transforms.execution import AttentionSizes, attention_error
@@ -37,7 +37,7 @@ class Spare:
     value_tangents: Tensor | None = None  # (B, H, n, e)
 
 
-def spare_room(point: BranchPoint, norm: LayerNormStep, r: AttentionRounding) -> Spare:
+def spare_room(point: BranchPoint, norm: NormStep, r: AttentionRounding) -> Spare:
     (S, e), P, wide = point.K.shape[-2:], point.P, point.P.dtype
     d = point.attention.longest
     lost = norm.rounding @ point.attention.w_v.abs()  # what LayerNorm's output at the centre may be off by

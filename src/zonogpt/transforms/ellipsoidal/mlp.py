@@ -30,7 +30,7 @@ from zonogpt.domains.symbols import SymbolSums
 from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.nodes import Block, Mlp, dense
 from zonogpt.transforms.activations import bounds_of
-from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep, layernorm_step, rounded_off
+from zonogpt.transforms.ellipsoidal.layernorm import rounded_off
 from zonogpt.transforms.ellipsoidal.mlp_rounding import (
     StripSizes,
     executed,
@@ -38,12 +38,13 @@ from zonogpt.transforms.ellipsoidal.mlp_rounding import (
     output_rounding,
     rounding_of_tangents,
 )
+from zonogpt.transforms.ellipsoidal.norm import NormStep, norm_step
 
 
 @dataclass(frozen=True)
 class MlpStep:
     mlp: Mlp
-    norm: LayerNormStep
+    norm: NormStep
     radius: Tensor  # (B, n, f): how far the activation's input is from the centre's
     slope: Tensor  # (B, n, f)
     mid: Tensor  # (B, n, f)
@@ -74,7 +75,7 @@ def mlp_step(
     Memory O(B (n m d + n d f)) and `limit` bytes of hidden tangents; products O(n m d f + n d^2 f).
     """
     mlp, choices, limit = block.branch, Choices(), stream_limit(limit, z.c.device)
-    norm = layernorm_step(block.norm, z, limit)
+    norm = norm_step(block.norm, z, limit)
     merged = minkowski(norm.jacobian_gram(z.Q), norm.error_gram, note=choices.at("t_merged"))
     centre = dense(norm.centre, mlp.w_1, mlp.b_1)  # (B, n, f)
     rounded = hidden_rounding(mlp, norm, z)
@@ -106,7 +107,7 @@ def mlp_step(
     return out, MlpStep(mlp, norm.for_the_tape(), radius, slope, mid, half, rounding, choices)
 
 
-def _symbols_at_hidden(mlp: Mlp, norm: LayerNormStep, limit: int) -> Tensor:
+def _symbols_at_hidden(mlp: Mlp, norm: NormStep, limit: int) -> Tensor:
     """(B, n, f): the most that the symbols move the hidden units' input."""
     z = norm.z
     spread, w_1 = SymbolSums(z.p, z.c.dtype, with_cover=False), mlp.w_1.to(z.G.dtype)

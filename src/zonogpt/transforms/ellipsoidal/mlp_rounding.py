@@ -13,7 +13,7 @@ from torch import Tensor
 from zonogpt.domains.ellipsoidal import EllipsoidalZonotope
 from zonogpt.domains.rounding import gamma, up
 from zonogpt.model.nodes import Mlp, size_of
-from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep
+from zonogpt.transforms.ellipsoidal.norm import NormStep
 from zonogpt.transforms.execution import mlp_error
 
 
@@ -36,7 +36,7 @@ class HiddenRounding:
         return self.symbols * d * torch.finfo(self.narrow).tiny
 
 
-def hidden_rounding(mlp: Mlp, norm: LayerNormStep, z: EllipsoidalZonotope) -> HiddenRounding:
+def hidden_rounding(mlp: Mlp, norm: NormStep, z: EllipsoidalZonotope) -> HiddenRounding:
     d = mlp.w_1.shape[0]
     at_centre, moving = (torch.cat([norm.centre.abs(), norm.reach], dim=1) @ mlp.w_1.abs()).chunk(2, dim=1)
     off = up(gamma(d + 2, z.c.dtype) * (at_centre + size_of(mlp.b_1)), d)
@@ -64,7 +64,7 @@ def output_rounding(mlp: Mlp, z: EllipsoidalZonotope, hidden: HiddenRounding, st
     return up(rounding + gamma(2 * d + f + 16, wide) * (z.radius + moving), 2 * f)
 
 
-def executed(mlp: Mlp, z: EllipsoidalZonotope, norm: LayerNormStep, hidden: Tensor) -> Tensor:
+def executed(mlp: Mlp, z: EllipsoidalZonotope, norm: NormStep, hidden: Tensor) -> Tensor:
     """(B, n, d): what an execution in float32 may be off by; `hidden` bounds the activation's input."""
     return mlp_error(mlp, hidden, norm.output_size, norm.execution_error(), up(z.c.abs() + z.radius))
 

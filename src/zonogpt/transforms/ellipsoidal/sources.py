@@ -19,7 +19,7 @@ from zonogpt.domains.ellipsoidal import (
     widened,
 )
 from zonogpt.model.nodes import Attention, Block, dense
-from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep, layernorm_step
+from zonogpt.transforms.ellipsoidal.norm import NormStep, norm_step
 from zonogpt.transforms.prefix import Prefix
 
 
@@ -34,7 +34,7 @@ class Sources:
     attention: Attention
     prefix: Prefix
     z: EllipsoidalZonotope  # the moving tokens, before the block
-    norm: LayerNormStep  # of these
+    norm: NormStep  # of these
     K: Tensor  # (B, H, S, e): at the centre
     V: Tensor
     merged: Tensor  # (B, n, d, d)
@@ -54,7 +54,7 @@ class Sources:
 def sources(block: Block[Attention], z: EllipsoidalZonotope, prefix: Prefix, limit: int) -> Sources:
     """What the block's queries see of the tokens z, and of those before them. Time O(n d^3 + n S d)."""
     attention, choices = block.branch, Choices()
-    norm = layernorm_step(block.norm, z, limit)
+    norm = norm_step(block.norm, z, limit)
     n = prefix.before(norm.centre)
     _, of_key, of_value = attention.projections
     merged = minkowski(norm.jacobian_gram(z.Q), norm.error_gram, note=choices.at("t_merged"))
