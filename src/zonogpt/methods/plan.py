@@ -35,7 +35,7 @@ def whole_sizes(model: Model, spec: Spec) -> Sizes:
     box = spec.input
     return Sizes(
         box.n_tokens, box.n_tokens, model.width, model.n_heads, model.hidden, len(model.blocks), n_moving(spec),
-        box.inputs_per_token, spec.claim.n_rows, model.device.type,
+        box.embed.inputs_per_token, spec.claim.n_rows, model.device.type,
     )  # fmt: skip
 
 
