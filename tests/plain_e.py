@@ -234,7 +234,7 @@ def plain_margins(model: Model, spec: Spec) -> Tensor:
     model, spec = moved(model, model.device, torch.float64), moved(spec, model.device, torch.float64)
     centre, radius = centre_and_radius(spec.input)
     c = spec.input.embed(centre)
-    local = spec.input.local_generators(radius)
+    local = spec.input.embed.local_generators(radius)
     S, n, d = local.shape
     G0 = torch.zeros(S, n, S, d, dtype=c.dtype)
     for s in range(S):
@@ -246,7 +246,7 @@ def plain_margins(model: Model, spec: Spec) -> Tensor:
         tape.append({"attention": Attention, "mlp": Mlp}[block.kind](block, c, G, Q))
         c, G, Q = tape[-1].out
     norms = [Norm(model.head.norm, c[s], G[:, s], Q[s]) for s in range(S)]
-    rows, offset = spec.claim.fold(model.head.weight, model.head.bias)
+    rows, offset = spec.claim.functionals(model.head)
     pool = model.head.read_weights(S)
     margins = []
     for row, off in zip(rows, offset, strict=True):

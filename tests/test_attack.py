@@ -11,6 +11,8 @@ import zonogpt
 from builders import config, image_model, language_model, text_classifier
 from zonogpt.search.descent import attack
 from zonogpt.search.projection import onto_l1_ball, project, random_starts
+from zonogpt.spec.claims import LinearClaim
+from zonogpt.spec.inputs import Ball
 
 NORMS = (math.inf, 2.0, 1.0)
 IMAGE = torch.rand(6, 4, generator=torch.Generator().manual_seed(5))
@@ -98,11 +100,7 @@ def test_linear_model_gets_its_exact_minimum():
     """A weighted sum of the pixels has a known lowest value in each ball: minus the dual norm of the weights."""
     spec = zonogpt.image_ball(MODEL, IMAGE, 0.1, clip=(-1.0, 2.0))
 
-    class Linear:
-        n_rows = 1
-
-        def margins(self, output):
-            return output
+    claim = LinearClaim(torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
 
     weight = torch.randn(6, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 
@@ -119,15 +117,15 @@ def test_linear_model_gets_its_exact_minimum():
         def forward(self, x):
             return x
 
-    box = dataclasses.make_dataclass("Box", ["anchor", "lower", "upper", "radius", "norm", "n_tokens"], frozen=True)
+    class Weighted:  # the parts of an EmbedMap that the search uses
+        n_tokens = 1
 
-    class Plain(box):
-        def embed(self, raw):
+        def __call__(self, raw):
             return (raw * weight).sum((-1, -2))[..., None]
 
     for norm, dual in ((math.inf, weight.abs().sum()), (2.0, weight.norm()), (1.0, weight.abs().max())):
-        raw = Plain(spec.input.anchor, spec.input.lower, spec.input.upper, 0.1, norm, 1)
-        planted = dataclasses.replace(spec, input=raw, claim=Linear())
+        ball = Ball(spec.input.lower, spec.input.upper, spec.input.anchor, Weighted(), 0.1, norm)
+        planted = dataclasses.replace(spec, input=ball, claim=claim)
         lowest = (spec.input.anchor * weight).sum() - 0.1 * dual
         assert attack(Sum(), planted, steps=60).lowest == pytest.approx(float(lowest), abs=2e-3)
 

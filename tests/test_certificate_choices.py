@@ -98,7 +98,7 @@ def proved(tmp_path_factory):
     for norm, radius in ((1.0, 1e-3), (math.inf, 0.3)):
         folder = tmp_path_factory.mktemp("model")
         model, spec = saved(ordinary(3, 8, norm, 10.0), folder)
-        ids = spec.input.ids.tolist()
+        ids = spec.input.embed.ids.tolist()
         spec = zonogpt.embedding_ball(model, ids, [0, len(ids) - 1], radius, norm=norm)
         spec = spec.with_claim([[1.0, -1.0, 0.0]], [100.0])  # holds, however wide the bounds
         zonogpt.write_certificate(model, spec, folder / "c")
@@ -205,7 +205,7 @@ def lowest(model, spec, samples):
         else:
             noise = noise.sign()
         raw = box.anchor.double() + spec.radius * noise
-        value = model.source.on_embeddings(box.ids, box.positions, raw, torch.float64)
+        value = model.source.on_embeddings(box.embed.ids, box.embed.positions, raw, torch.float64)
         worst = min(worst, float(value[0] - value[1]) + 100.0)
     return worst
 

@@ -101,7 +101,7 @@ def test_without_labels_and_without_attack():
 
 def test_an_attack_that_breaks_a_proof_is_loud(monkeypatch):
     def planted(model, spec, seed):
-        return zonogpt.Attack(torch.tensor([-1.0, 2.0]), spec.input.anchor)
+        return zonogpt.Attack(torch.tensor([-1.0, 2.0]), spec.input.anchor, -1.0)
 
     monkeypatch.setattr(job_module, "attack", planted)
     with pytest.raises(UnsoundError, match="bug in zonogpt"):

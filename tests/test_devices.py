@@ -10,7 +10,6 @@ import zonogpt
 from builders import image_model, language_model, text_classifier
 from second_device import THERE, Elsewhere, second_device
 from zonogpt.datasets.given import Given
-from zonogpt.model.replay import original
 from zonogpt.search.falsify import falsify
 from zonogpt.support.tensors import moved, tensors_in
 from zonogpt.verification.witness import moved_tokens, save_witness
@@ -132,9 +131,9 @@ def test_searches_take_a_spec_from_anywhere(name, device):
     net = moved(model, device, torch.float64)
     for spec in (one_claim(ball(net, LARGE), 0), ball(model, LARGE)):
         assert zonogpt.attack(net, spec).broken
-        assert falsify(net, spec, original(model)).counterexample is not None
+        assert falsify(net, spec, model.source).counterexample is not None
         assert Search(net)(spec).counterexample is not None
-        assert falsify(moved(model, torch.device("cpu"), torch.float64), spec, original(model)).lowest < 0
+        assert falsify(moved(model, torch.device("cpu"), torch.float64), spec, model.source).lowest < 0
 
 
 @pytest.mark.parametrize("name", ["images", "texts"])

@@ -23,7 +23,8 @@ from zonogpt.domains.ellipsoidal import EllipsoidalZonotope
 from zonogpt.domains.structured import StructuredZonotope
 from zonogpt.errors import OptionError
 from zonogpt.model.ir import Head, ImageEmbedding, LayerNorm, MlpBlock
-from zonogpt.spec.inputs import EmbeddingBox, PixelBox
+from zonogpt.spec.embed import PatchMap, TokenMap
+from zonogpt.spec.inputs import Box
 from zonogpt.support.tensors import map_tensors
 from zonogpt.transforms.attention import fused_attention
 from zonogpt.transforms.attention_rounding import Still
@@ -384,12 +385,12 @@ def test_embeddings_of_small_numbers():
         x, w = (float(np.float32(value)) for value in (pixel, weight))
         image = torch.full((1, 2), x).double()
         embedding = dataclasses.replace(map_tensors(it, lambda t: t.double()), weight=torch.full((2, 1), w).double())
-        box = PixelBox(embedding, image, image, image, 0.0, math.inf)
+        box = Box(image, image, image, PatchMap(embedding))
         executed = Execution("forward", keep=flushed).dot(array(image), array(embedding.weight))
         assert float(off_by(executed, embedding(image))) <= float(embedding_rounding(box, image, "float32"))
         assert float(off_by(executed, embedding(image))) > 0.1 * float(embedding(image))
     token = torch.full((1, 1), 0.5 * SMALL).double()
-    box = EmbeddingBox(torch.zeros(1, 1).double(), torch.tensor([0]), (0,), token, token, token, 0.0, math.inf)
+    box = Box(token, token, token, TokenMap(torch.zeros(1, 1).double(), torch.tensor([0]), (0,)))
     assert float(embedding_rounding(box, token, "float32")) >= 0.5 * SMALL
 
 

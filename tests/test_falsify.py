@@ -16,7 +16,7 @@ from builders import config, image_model, language_model, text_classifier
 from liar import let_method_e_claim_anything
 from planted import NAMES, cases
 from program import zono
-from zonogpt.model.replay import HuggingFaceModel, original
+from zonogpt.model.replay import HuggingFaceModel
 from zonogpt.search.falsify import falsify, replay, representable
 from zonogpt.search.projection import project
 from zonogpt.support.tensors import map_tensors
@@ -49,14 +49,14 @@ def test_replay_is_what_the_ir_computes(norm):
     """The judge shares no code with the IR: same outputs from both, on perturbed images and embeddings."""
     for model, ball in models():
         spec = ball(model, 0.3, norm)
-        judge = original(model)
+        judge = model.source
         wide = map_tensors(model, lambda t: t.double())
         noise = torch.randn(4, *spec.input.anchor.shape, generator=torch.Generator().manual_seed(1)).double()
         for raw in project(spec.input, spec.input.anchor + noise):
             ours = wide.forward(spec.input.embed(raw))
             for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
-                if hasattr(spec.input, "ids"):
-                    theirs = judge.on_embeddings(spec.input.ids, spec.input.positions, raw, dtype)
+                if spec.input.embed.ids is not None:
+                    theirs = judge.on_embeddings(spec.input.embed.ids, spec.input.embed.positions, raw, dtype)
                 else:
                     theirs = judge.on_image(raw, dtype)
                 torch.testing.assert_close(theirs, ours, rtol=tolerance, atol=tolerance)
@@ -66,8 +66,8 @@ def test_replay_reads_a_directory_as_load_does(tmp_path):
     text_classifier(3).save_pretrained(tmp_path)
     model = zonogpt.load(tmp_path)
     ids, spec = [3, 5, 1, 12], zonogpt.embedding_ball(model, [3, 5, 1, 12, 0, 0], [1], 0.1)  # two are padding
-    output = original(model).on_embeddings(
-        spec.input.ids[: spec.input.n_tokens], (1,), spec.input.anchor, torch.float64
+    output = model.source.on_embeddings(
+        spec.input.embed.ids[: spec.input.n_tokens], (1,), spec.input.anchor, torch.float64
     )
     torch.testing.assert_close(output.float(), zonogpt.logits(model, ids), rtol=1e-4, atol=1e-4)
 
@@ -79,7 +79,7 @@ def test_representable_inputs_stay_exactly_inside(norm, radius):
     for model, ball in models():
         for anchor_is_float32 in (True, False):
             spec = ball(model, radius, norm)
-            if not anchor_is_float32 and not hasattr(spec.input, "ids"):
+            if not anchor_is_float32 and spec.input.embed.ids is None:
                 spec = zonogpt.image_ball(model, torch.rand(6, 4, generator=g, dtype=torch.float64), radius, norm=norm)
             noise = torch.randn(20, *spec.input.anchor.shape, generator=g, dtype=torch.float64)
             for raw in project(spec.input, spec.input.anchor + radius * noise):
@@ -160,7 +160,7 @@ def test_a_break_that_rounding_undoes_is_remembered(monkeypatch):
     model = zonogpt.load(image_model(1))
     spec = zonogpt.image_ball(model, IMAGE, 8.0, clip=(-9.0, 9.0))
     monkeypatch.setattr(module, "representable", lambda box, raw: box.anchor)
-    found = falsify(map_tensors(model, lambda t: t.double()), spec, original(model))
+    found = falsify(map_tensors(model, lambda t: t.double()), spec, model.source)
     assert found.counterexample is None
     assert found.lowest < 0
     let_method_e_claim_anything(monkeypatch, 2)
@@ -171,7 +171,7 @@ def test_near_ties_are_not_falsified_by_rounding():
     """Claims whose margin at the anchor is within 1e-9 of zero: falsified only where float32 and float64 agree."""
     model = zonogpt.load(image_model(1).double())
     spec = zonogpt.image_ball(model, IMAGE, 0.0)
-    judge = original(model)
+    judge = model.source
     output = model.forward(spec.input.embed(spec.input.anchor))
     narrow = judge.on_image(spec.input.anchor, torch.float32)
     verdicts = []
@@ -195,7 +195,7 @@ def test_deadline_stops_the_search(norm):
     model = zonogpt.load(image_model(1).double())
     spec = zonogpt.image_ball(model, IMAGE, 0.1, norm=norm)
     clean = float(spec.claim.margins(model.forward(spec.input.embed(spec.input.anchor))).min())
-    judge = original(model)
+    judge = model.source
     assert falsify(model, spec, judge, deadline=time.perf_counter() - 1.0).lowest == clean
     assert falsify(model, spec, judge, deadline=time.perf_counter() + 600.0).lowest < clean
     assert zonogpt.verify(model, spec, attack=True, timeout=1e-6).status == "timeout"

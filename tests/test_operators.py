@@ -105,7 +105,7 @@ def test_claims_are_the_networks(hf):
     for block in model.blocks:
         x = block_output(Exact(), block, x)
     pool = pooled(Exact(), model.head, x, len(x))
-    rows, offset = spec.claim.fold(model.head.weight, model.head.bias)
+    rows, offset = spec.claim.functionals(model.head)
     found = claim(Exact(), model.head, pool, rows, offset, rows.abs())
     torch.testing.assert_close(found[0], expected, rtol=1e-10, atol=1e-10)
 
@@ -265,8 +265,8 @@ def test_counted_symbols_are_what_happens():
     model = map_tensors(trained("rows deep"), lambda t: t.double())
     spec = instances("rows deep", 1e-2, 1)[0]
     centre, scale, p = centre_and_noise(spec.input)
-    begin = Start(spec.input.embed(centre), spec.input.local_generators(scale), p)
-    rows, offset = spec.claim.fold(model.head.weight, model.head.bias)
+    begin = Start(spec.input.embed(centre), spec.input.embed.local_generators(scale), p)
+    rows, offset = spec.claim.functionals(model.head)
     counts = []
     original = ZonotopeOperators.__init__
 

@@ -18,7 +18,7 @@ import zonogpt
 from builders import config, image_model, language_model
 from zonogpt.errors import ModelError
 from zonogpt.model import sensitivity
-from zonogpt.model.replay import HuggingFaceModel, original
+from zonogpt.model.replay import HuggingFaceModel
 
 IDS = [3, 5, 1, 2]
 
@@ -164,7 +164,7 @@ def test_transformers_judges_at_load(monkeypatch, make):
     answers = {name: getattr(HuggingFaceModel, name) for name in ("on_image", "on_ids")}
     for name, answer in answers.items():
         monkeypatch.setattr(HuggingFaceModel, name, lambda self, *a, f=answer: f(self, *a) * (1 + 1e-8))
-    with pytest.raises(ModelError, match="transformers and zonogpt disagree"):
+    with pytest.raises(ModelError, match="Hugging Face's model and zonogpt's disagree"):
         zonogpt.load(make())
 
 
@@ -230,7 +230,7 @@ def test_a_model_that_transformers_cannot_run_is_no_raw_error():
 @pytest.mark.parametrize("make", [classifier, image_model])
 def test_transformers_judges_at_every_centre(make):
     model = zonogpt.load(make())
-    judge = original(model)
+    judge = model.source
     if make is image_model:
         spec = zonogpt.image_ball(model, torch.rand(6, 4), 1e-4)
         judge._in(torch.float64).classifier.bias.data += 1e-6

@@ -1,5 +1,6 @@
 """Specs: boxes, claims, and every mistake a user can make."""
 
+import dataclasses
 import math
 from fractions import Fraction
 
@@ -47,7 +48,7 @@ def test_embedded_set_is_centre_plus_generators(images, texts, make):
         spec = zonogpt.embedding_ball(texts, [3, 5, 1, 7], [1, 3], 0.2)
     box = spec.input
     centre, radius = centre_and_radius(box)
-    local = box.local_generators(radius)
+    local = box.embed.local_generators(radius)
     eps = 2 * torch.rand(box.lower.shape, generator=generator(1), dtype=torch.float64) - 1
     raw = centre + radius * eps
     if make == "image":
@@ -89,13 +90,18 @@ def test_margin_claim_is_true_minus_rival_in_order():
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_fold_is_the_same_claim(images, bias):
+def test_functionals_are_the_same_claim(images, bias):
     spec = zonogpt.image_ball(images, IMAGE, 0.1, label=2)
     W, b, pooled = randn(generator(1), 5, 3), randn(generator(2), 3) if bias else None, randn(generator(3), 5)
+    head = dataclasses.replace(images.head, weight=W, bias=b)
     for s in (spec, spec.with_claim([[1.0, -2.0, 0.5], [0, 0, 1]], [0.3, -1])):
-        rows, offset = s.claim.fold(W, b)
+        rows, offset = s.claim.functionals(head)
         out = pooled @ W if b is None else pooled @ W + b
         torch.testing.assert_close(rows @ pooled + offset, s.claim.margins(out))
+        assert (s.claim.functional_sizes(head) >= rows.abs()).all()
+        narrow = s.claim.functionals(dataclasses.replace(head, weight=W.float(), bias=None if b is None else b.float()))
+        assert {part.dtype for part in narrow} == {torch.float64}
+        assert {part.dtype for part in narrow.to(torch.float32)} == {torch.float32}
 
 
 @pytest.mark.parametrize(
@@ -171,7 +177,7 @@ def test_numbers_from_numpy_and_torch_are_welcome(images, texts):
     a = zonogpt.image_ball(images, IMAGE.numpy(), np.float32(0.1), label=torch.tensor(1))
     assert a.label == 1
     b = zonogpt.embedding_ball(texts, np.array([3, 5, 1]), np.array([1, 2]), 0.1, label=np.int64(2))
-    assert b.input.positions == (1, 2)
+    assert b.input.embed.positions == (1, 2)
 
 
 def test_the_ball_is_around_the_image_as_given(images):

@@ -26,7 +26,6 @@ from zonogpt.datasets.pictures import read_image
 from zonogpt.datasets.texts import TextLines, encode
 from zonogpt.errors import ModelError, OptionError, SpecError
 from zonogpt.model.checkpoint import INDEX, WEIGHTS
-from zonogpt.model.replay import original
 from zonogpt.studies.rows.store import parse
 from zonogpt.support import files
 from zonogpt_apps.bench.instances import Benchmark
@@ -85,7 +84,7 @@ def replayed(folder):
     """Through Hugging Face's own model, as a counterexample is."""
     model = zonogpt.load(folder)
     inputs = torch.zeros(1, model.width)
-    return original(model).on_embeddings(torch.tensor([1, 2]), (0,), inputs, torch.float32)
+    return model.source.on_embeddings(torch.tensor([1, 2]), (0,), inputs, torch.float32)
 
 
 def test_the_pickle_of_these_tests_runs_code(tmp_path):
@@ -182,7 +181,7 @@ def test_image_model_without_a_token_table_allocates_none(tmp_path):
     del tensors["transformer.wte.weight"]
     save_file(tensors, tmp_path / WEIGHTS, metadata={"format": "pt"})
     edit(tmp_path / "config.json", vocab_size=max(t.numel() for t in tensors.values()))
-    replay = original(zonogpt.load(tmp_path))
+    replay = zonogpt.load(tmp_path).source
     image = torch.rand(6, 4)
     assert torch.equal(replay.on_image(image, torch.float32), hf(image[None]).logits[0].double())
     assert replay._in(torch.float32).config.vocab_size == 1

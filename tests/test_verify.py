@@ -12,6 +12,7 @@ import zonogpt
 from builders import image_model, language_model, text_classifier
 from zonogpt.errors import OptionError, SpecError
 from zonogpt.methods.baselines import BASELINES
+from zonogpt.spec.claims import margin_claim
 from zonogpt.support.tensors import map_tensors
 from zonogpt.verification.run import judge, rounding_allowance
 
@@ -148,9 +149,10 @@ def test_out_of_memory_is_unknown(model, monkeypatch):
 
 
 def test_judge_never_accepts_nan():
-    assert judge(torch.tensor([1.0, math.nan]))[0] == "unknown"
-    assert judge(torch.tensor([1.0, 0.0]))[0] == "unknown"
-    assert judge(torch.tensor([1.0, 1e-300], dtype=torch.float64))[0] == "verified"
+    claim = margin_claim(0, 3)
+    assert judge(claim, torch.tensor([1.0, math.nan]))[0] == "unknown"
+    assert judge(claim, torch.tensor([1.0, 0.0]))[0] == "unknown"
+    assert judge(claim, torch.tensor([1.0, 1e-300], dtype=torch.float64))[0] == "verified"
 
 
 @pytest.mark.parametrize(

@@ -42,11 +42,11 @@ class Mutation:
 LN, GELU, SOFTMAX = "transforms/layernorm.py", "transforms/gelu.py", "transforms/softmax.py"
 POINT, ATTENTION = "transforms/attention_point.py", "transforms/attention.py"
 DECOMPOSED, MLP, HEAD = "transforms/decomposed_attention.py", "transforms/mlp.py", "transforms/head.py"
-DOMAIN, INPUTS, METHOD, VERIFY = (
+DOMAIN, INPUTS, CLAIMS, METHOD = (
     "domains/structured.py",
     "spec/inputs.py",
+    "spec/claims.py",
     "methods/structured.py",
-    "verification/run.py",
 )
 
 MUTATIONS = [
@@ -491,16 +491,16 @@ MUTATIONS = [
     ),
     Mutation(
         "verify: zero margins accepted",
-        VERIFY,
-        '    if bool((margins > 0).all()):\n        return "verified"',
-        '    if bool((margins >= 0).all()):\n        return "verified"',
+        CLAIMS,
+        "self._in_every_group(margins > 0)",
+        "self._in_every_group(margins >= 0)",
         ("test_verify.py",),
     ),
     Mutation(
         "verify: NaN accepted",
-        VERIFY,
-        '    if bool((margins > 0).all()):\n        return "verified"',
-        '    if not bool((margins <= 0).any()):\n        return "verified"',
+        CLAIMS,
+        "self._in_every_group(margins > 0)",
+        "self._in_every_group(~(margins <= 0))",
         ("test_verify.py",),
     ),
 ]

@@ -75,7 +75,7 @@ OTHERS: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("rounding may leave the ball", FALSIFY, "return torch.where(between, near, raw)", "return raw.float().double()", FALSE),
     ("break undone by rounding forgotten", FALSIFY, "lowest=min(finding.lowest, found.lowest)", "lowest=finding.lowest", FALSE),
     ("unreplayed break allows a proof", VERIFY, "if status == \"verified\" and found.lowest <= 0:", "if False:", FALSE),
-    ("no probes of single coordinates", ATTACK, "has_corners = spec.input.norm != math.inf and spec.radius > 0", "has_corners = False", FALSE),
+    ("no probes of single coordinates", ATTACK, "if ball is not None and ball.radius > 0 else None", "if False else None", FALSE),
     ("deadline ignored", ATTACK, "            if time.perf_counter() > deadline:\n                return", "            if False:\n                return", FALSE),
     ("contradiction accepted", RADIUS, "if attacked <= certified:", "if attacked < 0:", RADIUS_TESTS),
     ("timeout taken for a proof", RADII, "elif result.status == \"verified\":", "elif result.status != \"unknown\":", RADIUS_TESTS),

@@ -136,7 +136,7 @@ METHOD_E: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("the first input's centre for every input of a batch", E_ADJOINT, "margins = below(tape.value.gather(1, rows),", "margins = below(tape.value[:, rows[0]],", WHOLE),
     ("better rows put where the first input's stand", E_ADJOINT, "margins.scatter_(1, lowest, better)", "margins[:, lowest[0]] = better", WHOLE),
     ("rows that do not go back left at the centre", E_ADJOINT, "margins = below(tape.value, torch.cat(", "margins = below(tape.value, 0 * torch.cat(", WHOLE),
-    ("l_2 ball of a smaller radius", INPUTS, "torch.full_like(box.anchor, box.radius * (1 + 2**-50))", "torch.full_like(box.anchor, 0.9 * box.radius)", WHOLE),
+    ("l_2 ball of a smaller radius", INPUTS, "torch.full_like(ball.anchor, ball.radius * (1 + 2**-50))", "torch.full_like(ball.anchor, 0.9 * ball.radius)", WHOLE),
     ("Jacobian without centring", E_LN, "torch.stack([gamma * rho, gamma", "torch.stack([0 * gamma * rho, gamma", STEPS),
     ("rounding of images dropped", ELLIPSOIDS, "return rounding(Q) * size", "return 0 * rounding(Q) * size", ROUNDING),
     ("rounding of supports dropped", ELLIPSOIDS, "(square + rounding(Q)[..., None]", "(square + 0 * rounding(Q)[..., None]", ROUNDING),

@@ -37,7 +37,7 @@ ROUNDING_TERMS: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("executions: underflow behind W_o", EXECUTION, 'error + lost_in_dense(block.join_heads(heads + dO), block.w_o)', 'error', EXECUTIONS),
     ("executions: underflow behind W_2", EXECUTION, ' + lost_in_dense(hidden + gelu, block.w_2)', '', EXECUTIONS),
     ("executions: underflow behind the head's weights", EXECUTION, ' + lost_in_dense(size + off, head.weight)', '', EXECUTIONS),
-    ("executions: underflow of embeddings", EXECUTION, ' + lost(box.embedding_factors(most) + 8 * (terms + 2))', '', EXECUTIONS),
+    ("executions: underflow of embeddings", EXECUTION, ' + lost(box.embed.factors(most) + 8 * (terms + 2))', '', EXECUTIONS),
     ("executions: operands flushed beside large factors", EXECUTION, 'x.sum(-1, keepdim=True) + 8', '8', EXECUTIONS),
     ("executions: weights' operands flushed", EXECUTION, '8 * weight.abs().sum(0) + ', '', EXECUTIONS),
     ("executions: sums of features that overflow", EXECUTION, 'size.sum(-1, keepdim=True))\n    gamma', 'size)\n    gamma', EXECUTIONS),

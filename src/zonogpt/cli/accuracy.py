@@ -21,7 +21,6 @@ from zonogpt.cli.tables import print_table
 from zonogpt.datasets import open_dataset
 from zonogpt.errors import OptionError
 from zonogpt.model.hf import load
-from zonogpt.model.ir import ImageEmbedding
 from zonogpt.studies.accuracy.certification import Certification
 from zonogpt.studies.accuracy.certification import certify as run
 from zonogpt.studies.accuracy.rows import Row
@@ -65,7 +64,7 @@ def certify(
     radii, budget_bytes = numbers(radius, "--radius"), size(budget)
     net = load(model)
     dataset = open_dataset(data, net, model, split)
-    if positions is not None and isinstance(net.embedding, ImageEmbedding):
+    if positions is not None and net.embedding.reads == "images":
         raise OptionError("--positions is for texts; every pixel of an image moves")
     kept = 0
     try:

@@ -11,7 +11,7 @@ from zonogpt.datasets.pictures import read_image
 from zonogpt.datasets.texts import encode
 from zonogpt.errors import OptionError
 from zonogpt.model import zoo
-from zonogpt.model.ir import ImageEmbedding, Model
+from zonogpt.model.ir import Model
 
 
 def open_inputs(
@@ -31,7 +31,7 @@ def open_inputs(
     named = [name for name, value in given.items() if value is not None]
     if len(named) != 1:
         raise OptionError(f"give exactly one of --data, --image, --text and --ids; got {' and '.join(named) or 'none'}")
-    if positions is not None and isinstance(net.embedding, ImageEmbedding):
+    if positions is not None and net.embedding.reads == "images":
         raise OptionError("--positions is for texts; every pixel of an image moves")
     if data is not None:
         if label is not None:

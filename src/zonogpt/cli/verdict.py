@@ -20,7 +20,6 @@ from zonogpt.errors import CertificateError, OptionError
 from zonogpt.methods.method import Progress
 from zonogpt.model.hf import load
 from zonogpt.model.ir import Model
-from zonogpt.spec.inputs import EmbeddingBox
 from zonogpt.spec.spec import Spec, embedding_ball, image_ball
 from zonogpt.support.files import write_whole
 from zonogpt.verification.certificate import write_certificate
@@ -177,7 +176,7 @@ def describe_witness(net: Model, spec: Spec, result: Result) -> str:
     """Where and how far the input moved."""
     assert result.counterexample is not None
     change = result.counterexample - spec.input.anchor.cpu()
-    if isinstance(spec.input, EmbeddingBox):
+    if spec.input.embed.positions is not None:
         lines = [
             f"token {moved.token} at position {moved.position} moves by {moved.length:.3g} (l_2),"
             f" {moved.largest:.3g} at most per coordinate; the nearest token is {moved.nearest}"
@@ -194,9 +193,10 @@ def describe_witness(net: Model, spec: Spec, result: Result) -> str:
 
 
 def describe(result: Result) -> str:
+    reach = "a box" if result.radius is None else f"radius {result.radius:g}"
     lines = [
         result.reason,
-        f"{result.claim}, radius {result.radius:g}, method {result.method}, {result.dtype} on {result.device},"
+        f"{result.claim}, {reach}, method {result.method}, {result.dtype} on {result.device},"
         f" {result.seconds:.2f} s, peak {result.peak_bytes / 2**20:.0f} MiB",
     ]
     if result.status == "verified":

@@ -13,7 +13,7 @@ from zonogpt.datasets.pictures import PictureFolder
 from zonogpt.datasets.texts import TextLines
 from zonogpt.errors import OptionError, SpecError
 from zonogpt.model import zoo
-from zonogpt.model.ir import ImageEmbedding, Model, check_model
+from zonogpt.model.ir import Model, check_model
 from zonogpt.support.files import as_path
 
 
@@ -58,7 +58,7 @@ def _open(path: Path, model: Model, source: str, split: str) -> Dataset:
         return Given.bundled(str(path).removeprefix(zoo.PREFIX))
     if not path.exists():
         raise SpecError(f"the data {str(path)!r} is not there")
-    if isinstance(model.embedding, ImageEmbedding):
+    if model.embedding.reads == "images":
         if not path.is_dir():
             raise SpecError(f"{path} is a file; {model.name} reads images: give a directory of pictures or MNIST files")
         return MnistFiles.open(path, split) if MnistFiles.are_in(path) else PictureFolder.open(path)

@@ -32,7 +32,7 @@ from zonogpt.methods.rules import Rules
 from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.ir import Model
 from zonogpt.model.nodes import Head, Node
-from zonogpt.spec.claims import Claim, LinearClaim
+from zonogpt.spec.claims import Claim
 from zonogpt.spec.inputs import centre_and_noise
 from zonogpt.spec.spec import Spec
 from zonogpt.transforms.execution import embedding_rounding
@@ -243,13 +243,8 @@ class Baseline:
             given = f"the budget is {budget / 2**20:,.0f} MiB"
             raise NotEnoughMemoryError(f"method {self.name} would need about {need / 2**20:,.0f} MiB here, {given}")
         start = _start(spec, model.dtype, numerics.arithmetic)
-        bias = None if head.bias is None else head.bias.double()
-        rows, offset = (part.to(model.dtype) for part in spec.claim.fold(head.weight.double(), bias))
-        # Of a margin a row is one difference, off by a unit of itself; a linear claim's is a sum over the outputs.
-        sizes = rows.abs()
-        if isinstance(spec.claim, LinearClaim):
-            summed = spec.claim.magnitude(head.weight.double()).T
-            sizes = (summed * max(1, model.n_outputs / model.width)).to(model.dtype)
+        rows, offset = spec.claim.functionals(head).to(model.dtype)
+        sizes = spec.claim.functional_sizes(head).to(model.dtype)
         run = Run(
             model, start, rows, offset, sizes, on_block, functional_bytes(budget), spec.claim, numerics.arithmetic
         )
@@ -258,7 +253,7 @@ class Baseline:
 
 def _start(spec: Spec, dtype: torch.dtype, arithmetic: Arithmetic) -> Start:
     centre, scale, p = centre_and_noise(spec.input)
-    wide, local = spec.input.embed(centre), spec.input.local_generators(scale)
+    wide, local = spec.input.embed(centre), spec.input.embed.local_generators(scale)
     c, narrow = wide.to(dtype), local.to(dtype)
     cast = dual_norm(local - narrow.to(local), p, 1) + gamma(2, local.dtype) * dual_norm(local, p, 1)
     lost = up(embedding_rounding(spec.input, centre, arithmetic) + (wide - c.to(wide)).abs() + cast, 2 * local.shape[1])

@@ -116,8 +116,7 @@ class EllipsoidalMethod:
             margins, losses = backward(tape)
         except NonFiniteBoundError as error:
             raise NonFiniteBlockError(len(model.blocks) + 1, "head", error.step) from error
-        proved = (margins > 0).all(1).tolist()
-        lost = ["" if proved[b] else where_lost(tape, b) for b in range(len(specs))]
+        lost = ["" if spec.claim.proved(margins[b]) else where_lost(tape, b) for b, spec in enumerate(specs)]
         widths = torch.stack(list(losses.values()), dim=1).tolist()
         ledgers = [
             Ledger(tuple(LedgerEntry(*where, w) for where, w in zip(losses, row, strict=True))) for row in widths
@@ -150,7 +149,7 @@ def alike(model: Model, spec: Spec) -> object:
     """What specs of a batch have in common. Where the last token is read, short sequences may differ in length."""
     S = spec.input.n_tokens
     length = (S - 1).bit_length() if model.head.reads_last and S <= SHORT else -S
-    return length, spec.claim.n_rows, spec.input.norm, n_moving(spec)
+    return length, spec.claim.n_rows, spec.input.p, n_moving(spec)
 
 
 METHOD_E = EllipsoidalMethod()

@@ -46,7 +46,7 @@ def whole_sizes(model: Model, spec: Spec) -> Sizes:
     """Of a run that treats all tokens alike, whether they move or not."""
     box = spec.input
     return Sizes(
-        box.n_tokens, box.n_tokens, model.width, block_sizes(model), n_moving(spec), box.inputs_per_token,
+        box.n_tokens, box.n_tokens, model.width, block_sizes(model), n_moving(spec), box.embed.inputs_per_token,
         spec.claim.n_rows, model.device.type,
     )  # fmt: skip
 

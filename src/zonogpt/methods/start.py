@@ -12,7 +12,7 @@ from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, dual_norm, minkowsk
 from zonogpt.domains.rounding import gamma, up
 from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.ir import Model
-from zonogpt.spec.inputs import InputBox, centre_and_noise
+from zonogpt.spec.inputs import Box, centre_and_noise
 from zonogpt.spec.spec import Spec
 from zonogpt.transforms.execution import embedding_rounding
 
@@ -57,7 +57,7 @@ def start(model: Model, specs: Sequence[Spec], dtype: torch.dtype, n: int, arith
         c[b, n - here :], box[b, n - here :] = symbols.tokens[-here:], symbols.rounding[-here:]
         at = symbols.token - len(symbols.tokens)
         G[b, at, torch.arange(len(at), device=G.device)] = symbols.generators
-    p, tangents = specs[0].input.norm, G.to(dtype)
+    p, tangents = specs[0].input.p, G.to(dtype)
     # Generators are products, off by a unit; then whatever the cast changes.
     box = box + dual_norm(gamma(2, G.dtype) * G, p, 2) + dual_norm(G - tangents.to(G), p, 2)
     z = around(c, up(box, m + 8), model.dtype, tangents, p)
@@ -82,14 +82,14 @@ class Symbols:
     generators: Tensor  # (m, d)
 
 
-def embedded(box: InputBox, arithmetic: Arithmetic) -> Symbols:
+def embedded(box: Box, arithmetic: Arithmetic) -> Symbols:
     _, scale, _ = centre_and_noise(box)
-    local = box.local_generators(scale)  # (S, q, d)
+    local = box.embed.local_generators(scale)  # (S, q, d)
     token, index = (local.abs().amax(-1) > 0).nonzero().unbind(1)
     return Symbols(*embedded_centre(box, arithmetic), token, local[token, index])
 
 
-def embedded_centre(box: InputBox, arithmetic: Arithmetic) -> tuple[Tensor, Tensor]:
+def embedded_centre(box: Box, arithmetic: Arithmetic) -> tuple[Tensor, Tensor]:
     """The centre's tokens (S, d), and by how much they are off."""
     centre, _, _ = centre_and_noise(box)
     return box.embed(centre), embedding_rounding(box, centre, arithmetic)

@@ -100,8 +100,7 @@ class StructuredMethod:
             widths["reduction"] = float(z.b.mean() - boxed)
             z = settled(z)
             entries += [LedgerEntry(t, block.kind, step, width) for step, width in widths.items()]
-        bias = None if model.head.bias is None else model.head.bias.double()
-        rows, offset = (part.to(model.dtype) for part in spec.claim.fold(model.head.weight.double(), bias))
+        rows, offset = spec.claim.functionals(model.head).to(model.dtype)
         try:
             margins, losses = claim_lower_bounds(model.head, z, rows, offset, spec.claim, arithmetic)
         except NonFiniteBoundError as error:
@@ -112,7 +111,7 @@ class StructuredMethod:
     def initial(self, spec: Spec, pool: int, dtype: torch.dtype, arithmetic: Arithmetic = "real") -> StructuredZonotope:
         """The input set as embedded tokens, with at most `pool` generators per token."""
         centre, radius = centre_and_radius(spec.input)
-        z = self.start(spec.input.embed(centre), spec.input.local_generators(radius), pool)
+        z = self.start(spec.input.embed(centre), spec.input.embed.local_generators(radius), pool)
         # Generators are products, off by a unit.
         lost = embedding_rounding(spec.input, centre, arithmetic) + gamma(2, z.c.dtype) * z.symbol_radius
         return cast(dataclasses.replace(z, b=up(z.b + lost)), dtype)

@@ -84,9 +84,8 @@ def _at_the_head(
 ) -> Tape:
     """The rows at the centre, and what is lost behind the final LayerNorm."""
     head, wide, d = model.head, model.dtype, model.width
-    bias = None if head.bias is None else head.bias.double()
-    folded = [spec.claim.fold(head.weight.double(), bias) for spec in specs]
-    rows, offset = (torch.stack(part).to(wide) for part in zip(*folded, strict=True))
+    functionals = [spec.claim.functionals(head) for spec in specs]
+    rows, offset = (torch.stack(part).to(wide) for part in zip(*functionals, strict=True))
     pool = head.read_weights(begin.length)
     summands = int((pool > 0).sum())
     norm = norm_step(head.layer_norm, z, limit).for_the_tape()

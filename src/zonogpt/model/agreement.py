@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from zonogpt.errors import ModelError
-from zonogpt.model.ir import ImageEmbedding, Model, TokenEmbedding
+from zonogpt.model.ir import Model, image_embedding, token_embedding
+from zonogpt.model.original import Original
 from zonogpt.model.replay import HuggingFaceModel
 from zonogpt.model.sensitivity import sensitivity
+from zonogpt.support.tensors import fingerprint
 
 CLOSE = 1e-10  # relative: float64 rounds by less in any network that is not ill-conditioned
 TOKENS = 7
@@ -18,8 +20,8 @@ TOKENS = 7
 
 def require_agreement(model: Model, judge: HuggingFaceModel) -> None:
     """ModelError unless both have the same outputs on a few inputs, drawn from a fixed seed. `model` in float64."""
+    image = model.embedding.reads == "images"
     for given in _inputs(model):
-        image = isinstance(model.embedding, ImageEmbedding)
         try:
             theirs = judge.on_image(given, torch.float64) if image else judge.on_ids(given, torch.float64)
         except Exception as error:  # whatever its code says when it cannot be run
@@ -27,11 +29,25 @@ def require_agreement(model: Model, judge: HuggingFaceModel) -> None:
         read = given if image else model.readable_ids(given)
         what = "a random image" if image else f"token ids {given.tolist()}"
         x = model.embedding(read)
-        require_close(model, x, model.forward(x), theirs, what)
+        _require_close(model, x, model.forward(x), theirs, judge.name, what)
 
 
-def require_close(model: Model, x: Tensor, ours: Tensor, theirs: Tensor, what: str) -> None:
-    """ModelError unless the IR's outputs for the embedded tokens x and transformers' are equal up to rounding.
+def require_agreement_at(
+    model: Model, judge: Original, x: Tensor, ours: Tensor, theirs: Callable[[], Tensor], what: str
+) -> None:
+    """ModelError unless the judge's outputs, `theirs()`, are those of the IR, `ours`, for the embedded tokens x.
+
+    A comparison that came out equal is remembered in `judge.agreed` and not made again: radii share their centre.
+    `model` in float64.
+    """
+    key = fingerprint((x, ours))
+    if key not in judge.agreed:
+        _require_close(model, x, ours, theirs(), judge.name, what)
+        judge.agreed.add(key)
+
+
+def _require_close(model: Model, x: Tensor, ours: Tensor, theirs: Tensor, name: str, what: str) -> None:
+    """ModelError unless the IR's outputs for the embedded tokens x and the other network's are equal up to rounding.
 
     Where they differ by more than CLOSE, the IR's own sensitivity to rounding decides. Outputs of the IR that are not
     finite prove nothing, and are left to whoever reads them.
@@ -39,26 +55,27 @@ def require_close(model: Model, x: Tensor, ours: Tensor, theirs: Tensor, what: s
     ours, theirs = ours.cpu(), theirs.cpu()
     if not bool(ours.isfinite().all()):
         return
-    off = float((ours - theirs).abs().max())
-    if off <= CLOSE * float(ours.abs().max()):  # NaN is not
+    difference = float((ours - theirs).abs().max())
+    if difference <= CLOSE * float(ours.abs().max()):  # NaN is not
         return
-    if off <= float(sensitivity(model, lambda shaken: shaken.forward(x * 1.0)).max()):  # NaN allows nothing
+    if difference <= float(sensitivity(model, lambda shaken: shaken.forward(x * 1.0)).max()):  # NaN allows nothing
         return
     k = int((ours - theirs).abs().nan_to_num(nan=torch.inf).argmax())
     raise ModelError(
-        f"transformers and zonogpt disagree about this model: on {what}, output {k} is {float(theirs[k]):.9g} there and"
+        f"{name} and zonogpt's disagree: on {what}, output {k} is {float(theirs[k]):.9g} there and"
         f" {float(ours[k]):.9g} here. Nothing is proved about it; please report this"
     )
 
 
 def _inputs(model: Model) -> Iterator[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    if isinstance(model.embedding, ImageEmbedding):
+    if model.embedding.reads == "images":
+        size = image_embedding(model).image_size
         for _ in range(2):
-            yield torch.rand(model.embedding.image_size, dtype=torch.float64, generator=generator).to(model.device)
+            yield torch.rand(size, dtype=torch.float64, generator=generator).to(model.device)
         return
-    assert isinstance(model.embedding, TokenEmbedding)
-    vocabulary, n_positions = len(model.embedding.tokens), len(model.embedding.positions)
+    embedding = token_embedding(model)
+    vocabulary, n_positions = len(embedding.tokens), len(embedding.positions)
     for length in sorted({1, min(TOKENS, n_positions)}):
         ids = torch.randint(vocabulary, (length,), generator=generator).to(model.device)
         yield ids

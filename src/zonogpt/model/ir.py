@@ -6,12 +6,14 @@ embedding -> nodes, one after the other (model/nodes.py) -> head
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from zonogpt.errors import ModelError, SpecError
 from zonogpt.model.nodes import Head, Node, Norm
+from zonogpt.model.original import Original
 from zonogpt.support.tensors import moved
 
 
@@ -24,6 +26,12 @@ class ImageEmbedding:
     positions: Tensor  # (S, d)
     image_size: tuple[int, int]
     patch_size: tuple[int, int]
+
+    reads: ClassVar[str] = "images"
+
+    @property
+    def inputs_per_token(self) -> int:
+        return self.weight.shape[0]
 
     def patches(self, image: Tensor) -> Tensor:  # (..., height, width) -> (..., S, pixels)
         (height, width), (ph, pw) = self.image_size, self.patch_size
@@ -39,6 +47,13 @@ class TokenEmbedding:
     tokens: Tensor  # (vocabulary, d)
     positions: Tensor  # (n_positions, d)
 
+    reads: ClassVar[str] = "texts"
+
+    @property
+    def inputs_per_token(self) -> int:
+        """Of a token that moves: its embedding."""
+        return self.tokens.shape[1]
+
     def __call__(self, ids: Tensor) -> Tensor:  # (S,) -> (S, d)
         return self.tokens[ids] + self.positions[: ids.shape[0]]
 
@@ -51,7 +66,7 @@ class Model:
     architecture: str  # Hugging Face's class name
     name: str  # where it came from, for people
     pad_token_id: int | None = None  # sequence classifiers read the last token that is not padding
-    source: object = field(default=None, repr=False)  # Hugging Face's own model (model/replay.py); None if made by hand
+    source: Original | None = field(default=None, repr=False)  # what it was read from; None if made by hand
     problem: str | None = None  # config.problem_type of a classifier: what its outputs mean
     weights: str = "float32"  # the types in which transformers holds the weights, as "float16" or "bfloat16+float32"
     stored: str = "float32"  # the types in the checkpoint
@@ -119,13 +134,27 @@ def check_model(model: object) -> None:
         raise ModelError(f"a model of zonogpt is needed, from zonogpt.load; got {type(model).__name__}")
 
 
+def image_embedding(model: Model) -> ImageEmbedding:
+    """SpecError if the model reads texts."""
+    if not isinstance(model.embedding, ImageEmbedding):
+        raise SpecError(f"{model.name} reads token ids, not images; use embedding_ball (--ids on the command line)")
+    return model.embedding
+
+
+def token_embedding(model: Model) -> TokenEmbedding:
+    """SpecError if the model reads images."""
+    if not isinstance(model.embedding, TokenEmbedding):
+        raise SpecError(f"{model.name} reads images, not token ids; use image_ball (--image on the command line)")
+    return model.embedding
+
+
 def logits(model: Model, image_or_ids: object) -> Tensor:
     """The model's exact outputs for one image (height, width) in [0, 1] or one list of token ids.
 
     For a language model: the scores of the next token after the last id.
     """
     check_model(model)
-    if isinstance(model.embedding, ImageEmbedding):
+    if model.embedding.reads == "images":
         return model.forward(model.embedding(as_image(model, image_or_ids).to(model.dtype)))
     return model.forward(model.embedding(model.readable_ids(as_ids(model, image_or_ids))))
 
@@ -133,17 +162,15 @@ def logits(model: Model, image_or_ids: object) -> Tensor:
 def as_image(model: Model, image: object) -> Tensor:
     """`image` in float64 on the model's device, or SpecError if it is not an image for this model."""
     check_model(model)
-    if not isinstance(model.embedding, ImageEmbedding):
-        raise SpecError(f"{model.name} reads token ids, not images; use embedding_ball (--ids on the command line)")
+    image_size = image_embedding(model).image_size
     try:
         tensor = torch.as_tensor(image)
     except (TypeError, ValueError, RuntimeError) as error:
         raise SpecError(f"the image must be an array of pixels, not {type(image).__name__}: {error}") from error
     _check_plain(tensor, "the image")
-    if tuple(tensor.shape) != model.embedding.image_size:
+    if tuple(tensor.shape) != image_size:
         raise SpecError(
-            f"the image has shape {tuple(tensor.shape)}; this model reads {model.embedding.image_size}"
-            " (height, width), one channel"
+            f"the image has shape {tuple(tensor.shape)}; this model reads {image_size} (height, width), one channel"
         )
     if not tensor.is_floating_point():
         raise SpecError(f"the image has dtype {tensor.dtype}; pixels must be floats in [0, 1] (divide bytes by 255)")
@@ -158,13 +185,12 @@ def as_image(model: Model, image: object) -> Tensor:
 def as_ids(model: Model, ids: object) -> Tensor:
     """`ids` as a 1-D integer tensor on the model's device, or SpecError if the model cannot read them."""
     check_model(model)
-    if not isinstance(model.embedding, TokenEmbedding):
-        raise SpecError(f"{model.name} reads images, not token ids; use image_ball (--image on the command line)")
+    embedding = token_embedding(model)
     try:
         tensor = torch.as_tensor(ids)
     except (TypeError, ValueError, RuntimeError) as error:
         raise SpecError(f"token ids must be a list of integers: {str(error).splitlines()[0]}") from error
-    vocabulary, n_positions = model.embedding.tokens.shape[0], model.embedding.positions.shape[0]
+    vocabulary, n_positions = embedding.tokens.shape[0], embedding.positions.shape[0]
     _check_plain(tensor, "token ids")
     not_integers = tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool
     if tensor.dim() != 1 or not_integers or tensor.numel() == 0:

@@ -1,4 +1,4 @@
-"""Inputs through the Hugging Face model itself: the judge of the IR and of counterexamples, which shares no code."""
+"""The Hugging Face model itself as the Original: the judge of the IR and of counterexamples, which shares no code."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from zonogpt.model.quiet import quiet_transformers
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from zonogpt.model.ir import Model
-
 
 class HuggingFaceModel:
     """A copy of the model that `load` was given, as transformers runs it in evaluation, on the CPU.
@@ -24,10 +22,12 @@ class HuggingFaceModel:
     It is made in float64 at once: what happens to the user's object afterwards does not matter.
     """
 
+    name = "Hugging Face's model"
+
     def __init__(self, net: PreTrainedModel, folder: Path | None = None) -> None:
         self._built: dict[torch.dtype, Any] = {torch.float64: _copied(net, torch.float64).eval()}
         self.folder = folder  # that it was loaded from; None for an object
-        self.agreed: set[str] = set()  # comparisons with the IR that came out equal: radii share their centre
+        self.agreed: set[str] = set()  # model/agreement.py's
 
     def on_image(self, image: Tensor, dtype: torch.dtype) -> Tensor:  # (height, width) -> (outputs,)
         with torch.no_grad():
@@ -69,12 +69,6 @@ def _copied(net: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
         for weight in net.parameters()
     }
     return copy.deepcopy(net, memo).to("cpu", dtype)
-
-
-def original(model: Model) -> HuggingFaceModel | None:
-    """The Hugging Face model that this IR was read from; None for a model that was put together by hand."""
-    assert model.source is None or isinstance(model.source, HuggingFaceModel)
-    return model.source
 
 
 def from_folder(folder: Path, architecture: str, config: Any) -> PreTrainedModel:

@@ -44,10 +44,10 @@ class Shaken(TorchFunctionMode):
 def sensitivity(model: Model, evaluate: Callable[[Model], Tensor]) -> Tensor:
     """By how much `evaluate(model)` moves at most, entry by entry, over a few runs. `model` in float64."""
     plain = evaluate(model)
-    off = torch.zeros_like(plain)
+    largest = torch.zeros_like(plain)
     for seed in range(RUNS):
         with Shaken(seed):
             blocks, head = map_tensors((model.blocks, model.head), torch.clone)
             moved = evaluate(replace(model, blocks=blocks, head=head))
-        off = torch.maximum(off, (moved - plain).abs())
-    return off
+        largest = torch.maximum(largest, (moved - plain).abs())
+    return largest

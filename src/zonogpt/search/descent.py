@@ -14,13 +14,14 @@ from torch import Tensor
 
 from zonogpt.errors import OptionError
 from zonogpt.model.ir import Model, check_model
-from zonogpt.search.projection import descend, random_starts, single_moves
+from zonogpt.search.projection import descend, random_starts, round_ball, single_moves
+from zonogpt.spec.inputs import Ball
 from zonogpt.spec.spec import Spec, check_spec
 from zonogpt.support.tensors import ByValue, moved
 
 RESTARTS, STEPS = 4, 30
 PROBES = 2048  # single-coordinate moves that are looked at first, in l_1 and l_2 balls
-MOST_ROWS = 64  # rows with restarts of their own; the margins of all rows are looked at everywhere
+MOST_GROUPS = 64  # of rows, with restarts of their own; the margins of all rows are looked at everywhere
 FIRST_STEP, LAST_STEP = 0.5, 0.01  # in widths of the set; steps shrink geometrically
 MEMORY_BYTES = 1 << 30  # about what the points that move together may take
 
@@ -28,11 +29,8 @@ MEMORY_BYTES = 1 << 30  # about what the points that move together may take
 @dataclass(frozen=True, eq=False)
 class Attack(ByValue):
     margins: Tensor  # (K,): the lowest value of each row at any point visited, float64 on the CPU; inf: none was finite
-    input: Tensor  # the raw input, in the set, at which the lowest of them all was seen; float64 on the CPU
-
-    @property
-    def lowest(self) -> float:
-        return float(self.margins.min())
+    input: Tensor  # the raw input, in the set, at which `lowest` was seen; float64 on the CPU
+    lowest: float  # the lowest value of the claim at any point: the lowest margin, where all rows must hold
 
     @property
     def broken(self) -> bool:
@@ -53,10 +51,11 @@ def attack(
 ) -> Attack:
     """Searches the spec's set for low margins, where the model is; the same seed finds the same.
 
-    Every row of the claim (of more than 64 rows: those lowest at the anchor) has `restarts` points that go down its own
-    gradient: the first from the anchor, the second (in l_1 and l_2 balls) from the lowest single-coordinate
-    move, the others from random places. Inputs are kept in float64 and only the network runs in `dtype`. A radius
-    of 0 leaves the anchor alone. At the `deadline` (of time.perf_counter) the search stops, with what it has found.
+    Every group of the claim's rows (each row alone, unless any row of a group may hold; of more than 64 groups: those
+    lowest at the anchor) has `restarts` points that go down the gradient of its largest row: the first from the anchor,
+    the second (in l_1 and l_2 balls) from the lowest single-coordinate move, the others from random places. Inputs are
+    kept in float64 and only the network runs in `dtype`. A radius of 0 leaves the anchor alone. At the `deadline` (of
+    time.perf_counter) the search stops, with what it has found.
     Gradients are taken also where the caller has switched them off.
     """
     check_model(model)
@@ -69,63 +68,64 @@ def attack(
     with torch.no_grad():
         clean = search.visit(search.spec.input.anchor[None])[0]
     generator = torch.Generator().manual_seed(seed)
-    rows = clean.nan_to_num(nan=math.inf).argsort()[:MOST_ROWS]
-    together = points_at_once(net, spec)
-    has_corners = spec.input.norm != math.inf and spec.radius > 0
-    best = search.probe(rows, together, generator, deadline) if has_corners else None
-    for some in torch.arange(len(rows)).split(max(1, together // restarts)):
+    groups = clean.nan_to_num(nan=math.inf).argsort()[:MOST_GROUPS]
+    together, ball = points_at_once(net, spec), round_ball(search.spec.input)
+    best = search.probe(ball, groups, together, generator, deadline) if ball is not None and ball.radius > 0 else None
+    for some in torch.arange(len(groups)).split(max(1, together // restarts)):
         second = None if best is None else best[some]
-        search.descend(rows[some], second, restarts, steps, generator, deadline)
-    return Attack(search.margins.cpu(), search.input.cpu())
+        search.descend(groups[some], second, restarts, steps, generator, deadline)
+    return Attack(search.margins.cpu(), search.input.cpu(), float(search.lowest))
 
 
 class _Search:
-    """The lowest margins seen so far, and where the lowest of all was seen."""
+    """The lowest margins seen so far, the lowest value of the claim, and where that was seen."""
 
     def __init__(self, net: Model, spec: Spec) -> None:
         self.net, self.spec = net, spec
         self.input = spec.input.anchor
         self.margins = self.input.new_full((spec.claim.n_rows,), math.inf)
+        self.lowest = self.input.new_tensor(math.inf)
 
     def visit(self, points: Tensor) -> Tensor:
-        """Margins (n, K) at these points of the set; remembers the lowest. Overflow is nothing seen."""
+        """Values of the claim's groups (n, G) at these points of the set; remembers what is lowest. Overflow is nothing
+        seen."""
+        claim = self.spec.claim
         output = self.net.forward(self.spec.input.embed(points).to(self.net.dtype)).double()
-        margins = self.spec.claim.margins(output)
+        margins = claim.margins(output)
         seen = margins.detach().masked_fill(~output.detach().isfinite().all(-1, keepdim=True), math.inf)
-        lowest, at = seen.amin(1).min(0)
-        if bool(lowest < self.margins.min()):
-            self.input = points[at].detach().clone()
+        lowest, at = claim.value(seen).min(0)
+        if bool(lowest < self.lowest):
+            self.input, self.lowest = points[at].detach().clone(), lowest
         self.margins = torch.minimum(self.margins, seen.amin(0))
-        return margins
+        return claim.group_values(margins)
 
-    def probe(self, rows: Tensor, together: int, generator: torch.Generator, deadline: float) -> Tensor:
-        """(rows, raw shape): for each row the lowest of many single-coordinate moves. Gradients do not see everything:
+    def probe(self, ball: Ball, groups: Tensor, together: int, generator: torch.Generator, deadline: float) -> Tensor:
+        """(groups, raw shape): for each the lowest of many single-coordinate moves. Gradients do not see everything:
         what one coordinate does may show only once it has moved."""
-        box = self.spec.input
-        points = single_moves(box, PROBES, generator)
-        lowest = points.new_full((len(rows),), math.inf)
-        best = box.anchor.expand(len(rows), *box.anchor.shape).clone()
+        points = single_moves(ball, PROBES, generator)
+        lowest = points.new_full((len(groups),), math.inf)
+        best = ball.anchor.expand(len(groups), *ball.anchor.shape).clone()
         for some in points.split(together):
             if time.perf_counter() > deadline:
                 break
             with torch.no_grad():
-                margins, at = self.visit(some)[:, rows].nan_to_num(nan=math.inf).min(0)
-            better = margins < lowest
-            best[better], lowest = some[at[better]], torch.minimum(lowest, margins)
+                values, at = self.visit(some)[:, groups].nan_to_num(nan=math.inf).min(0)
+            better = values < lowest
+            best[better], lowest = some[at[better]], torch.minimum(lowest, values)
         return best
 
     def descend(
         self,
-        rows: Tensor,
+        groups: Tensor,
         second: Tensor | None,
         restarts: int,
         steps: int,
         generator: torch.Generator,
         deadline: float,
     ) -> None:
-        """From the anchor, from `second` (rows, raw shape), and from random places, each point down its own row."""
+        """From the anchor, from `second` (groups, raw shape), and from random places, each point down its own group."""
         box = self.spec.input
-        own = rows.repeat_interleave(restarts)  # the row that each point goes down
+        own = groups.repeat_interleave(restarts)  # the group whose largest row each point lowers
         points = random_starts(box, len(own), generator)
         points[::restarts] = box.anchor
         if second is not None and restarts > 1:

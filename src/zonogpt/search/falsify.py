@@ -1,5 +1,5 @@
-"""Counterexamples: inputs of the set on which Hugging Face's own model breaks the claim, in float32 and in float64, and
-by more than float64 rounds."""
+"""Counterexamples: inputs of the set on which the original model breaks the claim, in float32 and in float64, and by
+more than float64 rounds."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from zonogpt.model.ir import Model
-from zonogpt.model.replay import HuggingFaceModel
+from zonogpt.model.original import Original
 from zonogpt.model.sensitivity import sensitivity
 from zonogpt.search.descent import RESTARTS, STEPS, attack
-from zonogpt.spec.inputs import EmbeddingBox, InputBox, PixelBox
+from zonogpt.spec.inputs import Box
 from zonogpt.spec.spec import Spec
 from zonogpt.support.tensors import ByValue, moved
 
@@ -22,7 +22,7 @@ from zonogpt.support.tensors import ByValue, moved
 class Counterexample(ByValue):
     input: Tensor  # raw, in the set; float64 on the CPU
     answer: int | None  # the largest output there; None: the claim is not about the largest output
-    margin_float32: float  # the lowest margin, as the Hugging Face model computes it in float32
+    margin_float32: float  # the claim's value (Claim.value), as the original computes it in float32
     margin_float64: float
 
 
@@ -31,14 +31,14 @@ class Finding:
     """What a search came to."""
 
     counterexample: Counterexample | None
-    lowest: float  # the lowest margin that the search saw
+    lowest: float  # the lowest value of the claim that the search saw
     said: str = ""  # for people: what the counterexample is, or why an input that looked like one is none
 
 
 def falsify(
     model: Model,
     spec: Spec,
-    judge: HuggingFaceModel | None,
+    judge: Original | None,
     restarts: int = RESTARTS,
     steps: int = STEPS,
     seed: int = 0,
@@ -54,19 +54,20 @@ def falsify(
     return replace(finding, lowest=min(finding.lowest, found.lowest))
 
 
-def replay(model: Model, spec: Spec, judge: HuggingFaceModel | None, raw: Tensor) -> Finding:
+def replay(model: Model, spec: Spec, judge: Original | None, raw: Tensor) -> Finding:
     """Whether this input of the set breaks the claim in the IR and, twice, in the model it was made from.
 
-    One row of the claim must be below zero in all of them; in float64 by more than what rounding may have done to it.
+    All rows of one group must be below zero in all of them; in float64 by more than what rounding may have done to it.
     """
+    claim = spec.claim
     raw = representable(spec.input, raw.to(spec.input.anchor))
 
     def margins_of(net: Model) -> Tensor:
-        return spec.claim.margins(net.forward(spec.input.embed(raw)))
+        return claim.margins(net.forward(spec.input.embed(raw)))
 
     with torch.no_grad():
         margins = margins_of(model)
-    ours = float(margins.min())
+    ours = float(claim.value(margins))
     if not ours <= 0:
         return Finding(None, ours, f"an input was found whose margin is {ours:.3g} once it is rounded to float32")
     if judge is None:
@@ -76,24 +77,24 @@ def replay(model: Model, spec: Spec, judge: HuggingFaceModel | None, raw: Tensor
     with torch.no_grad():
         rounding = sensitivity(model, margins_of)
     output = {dtype: output_of(judge, spec.input, raw, dtype) for dtype in (torch.float32, torch.float64)}
-    theirs = {dtype: spec.claim.margins(y.to(spec.input.anchor.device)) for dtype, y in output.items()}
+    theirs = {dtype: claim.margins(y.to(spec.input.anchor.device)) for dtype, y in output.items()}
     narrow, wide = theirs[torch.float32], theirs[torch.float64]
-    broken = (margins < -rounding) & (wide < -rounding) & (narrow < 0)  # NaN is no counterexample
-    if not bool(broken.any()):
-        k = int(margins.argmin())
+    if not claim.broken((margins < -rounding) & (wide < -rounding) & (narrow < 0)):  # NaN is no counterexample
+        k = claim.deciding_row(margins)
         seen = f"{float(narrow[k]):.3g} in float32 and {float(wide[k]):.3g} in float64"
-        if not bool((margins < -rounding).any()):
+        if not claim.broken(margins < -rounding):
             seen = f"{seen}, which rounding may have moved by {float(rounding[k]):.1g}"
-        return Finding(None, ours, f"an input with margin {ours:.3g} was found, but Hugging Face's model has {seen}")
+        return Finding(None, ours, f"an input with margin {ours:.3g} was found, but {judge.name} has {seen}")
     answer = None if spec.label is None else int(output[torch.float64].argmax())
-    found = Counterexample(raw.cpu(), answer, float(narrow.min()), float(wide.min()))
+    found = Counterexample(raw.cpu(), answer, float(claim.value(narrow)), float(claim.value(wide)))
     unmoved = torch.equal(raw, spec.input.anchor)
-    where = "the unperturbed input already breaks the claim" if unmoved else "an input of the ball breaks the claim"
+    reach = "box" if spec.input.ball is None else "ball"
+    where = "the unperturbed input already breaks the claim" if unmoved else f"an input of the {reach} breaks the claim"
     instead = "" if answer is None else f" (answer {answer} instead of {spec.label})"
     return Finding(found, ours, f"{where}{instead}, by {-ours:.3g}; replayed in float32 and float64")
 
 
-def representable(box: InputBox, raw: Tensor) -> Tensor:
+def representable(box: Box, raw: Tensor) -> Tensor:
     """raw, each coordinate a float32 between itself and the anchor: still in the set. Where there is none, as it is."""
     near = raw.float().double()
     inward = torch.nextafter(near.float(), box.anchor.float()).double()
@@ -102,8 +103,6 @@ def representable(box: InputBox, raw: Tensor) -> Tensor:
     return torch.where(between, near, raw)
 
 
-def output_of(judge: HuggingFaceModel, box: PixelBox | EmbeddingBox, raw: Tensor, dtype: torch.dtype) -> Tensor:
-    """What Hugging Face's model answers to a raw input of the set."""
-    if isinstance(box, PixelBox):
-        return judge.on_image(raw, dtype)
-    return judge.on_embeddings(box.ids[: box.n_tokens], box.positions, raw, dtype)
+def output_of(judge: Original, box: Box, raw: Tensor, dtype: torch.dtype) -> Tensor:
+    """(outputs,): what the original answers to a raw input of the set."""
+    return box.embed.outputs_of(judge, raw, dtype)

@@ -10,32 +10,37 @@ import math
 import torch
 from torch import Tensor
 
-from zonogpt.spec.inputs import InputBox
+from zonogpt.spec.inputs import Ball, Box
 
 FEW = 0.01  # of the coordinates move in one l_1 step
 
 
-def project(box: InputBox, points: Tensor) -> Tensor:
-    """The nearest points of the ball around the anchor, clamped to the box.
+def project(box: Box, points: Tensor) -> Tensor:
+    """The nearest points of the ball around the anchor, if the set is one, clamped to the box.
 
     Clamping moves every coordinate towards the anchor, which the box contains, so it does not leave the ball.
     """
-    room = inner_radius(box)
     moves = (points - box.anchor).flatten(1)
-    if box.norm == math.inf:
-        moves = moves.clamp(-room, room)  # the box is rounded outwards by an ulp, and an ulp outside is outside
-    elif box.norm == 2:
-        moves = moves * (room / moves.norm(dim=1, keepdim=True).clamp(min=1e-300)).clamp(max=1.0)
-    else:
-        moves = onto_l1_ball(moves, room)
+    if box.ball is not None:
+        moves = shortened(box.ball, moves)
     return (box.anchor + moves.view_as(points)).clamp(box.lower, box.upper)
 
 
-def inner_radius(box: InputBox) -> float:
+def shortened(ball: Ball, moves: Tensor) -> Tensor:
+    """Moves (n, q) from the anchor, each to the nearest that stays in the ball."""
+    room = inner_radius(ball)
+    if ball.norm == math.inf:
+        return moves.clamp(-room, room)  # the box is rounded outwards by an ulp, and an ulp outside is outside
+    if ball.norm == 2:
+        return moves * (room / moves.norm(dim=1, keepdim=True).clamp(min=1e-300)).clamp(max=1.0)
+    return onto_l1_ball(moves, room)
+
+
+def inner_radius(ball: Ball) -> float:
     """The radius less all that rounding can add to the norm of a move: anchor + move is rounded per coordinate."""
     eps = torch.finfo(torch.float64).eps
-    rounding = eps * float((box.anchor.abs() + box.radius).sum())
-    return max(0.0, box.radius * (1 - 1e-9) - rounding)
+    rounding = eps * float((ball.anchor.abs() + ball.radius).sum())
+    return max(0.0, ball.radius * (1 - 1e-9) - rounding)
 
 
 def onto_l1_ball(moves: Tensor, radius: float) -> Tensor:
@@ -49,45 +54,52 @@ def onto_l1_ball(moves: Tensor, radius: float) -> Tensor:
     return moves.sign() * (sizes - threshold).clamp(min=0)
 
 
-def random_starts(box: InputBox, n: int, generator: torch.Generator) -> Tensor:
-    """(n, raw shape): corners of the box for l_inf, points of random direction on the sphere otherwise."""
-    shape = (n, *box.anchor.shape)
-    if box.norm == math.inf:
+def round_ball(box: Box) -> Ball | None:
+    """The set itself if it is an l_1 or l_2 ball; None for a plain box and for an l_inf ball, whose corners move all
+    coordinates at once."""
+    return None if box.p == math.inf else box.ball
+
+
+def random_starts(box: Box, n: int, generator: torch.Generator) -> Tensor:
+    """(n, raw shape): corners of a box, points of random direction on the sphere of a round ball."""
+    shape, ball = (n, *box.anchor.shape), round_ball(box)
+    if ball is None:
         corner = torch.randint(0, 2, shape, generator=generator).bool().to(box.anchor.device)
         return project(box, torch.where(corner, box.upper, box.lower))
     moves = torch.randn(shape, generator=generator, dtype=torch.float64).to(box.anchor.device).flatten(1)
-    moves = moves * (box.radius / moves.norm(p=box.norm, dim=1, keepdim=True))
+    moves = moves * (ball.radius / moves.norm(p=ball.norm, dim=1, keepdim=True))
     return project(box, box.anchor + moves.view(shape))
 
 
-def single_moves(box: InputBox, most: int, generator: torch.Generator) -> Tensor:
+def single_moves(ball: Ball, most: int, generator: torch.Generator) -> Tensor:
     """(n, raw shape): one coordinate at the edge of the ball, up or down, all others at the anchor.
 
     These are the corners of an l_1 ball. If there are more than `most`, some at random.
     """
-    size = box.anchor.numel()
-    chosen = torch.randperm(2 * size, generator=generator)[:most].to(box.anchor.device)
-    moves = box.anchor.new_zeros(len(chosen), size)
-    moves[torch.arange(len(chosen)), chosen // 2] = box.radius * (1.0 - 2.0 * (chosen % 2).double())
-    return project(box, box.anchor + moves.view(-1, *box.anchor.shape))
+    size = ball.anchor.numel()
+    chosen = torch.randperm(2 * size, generator=generator)[:most].to(ball.anchor.device)
+    moves = ball.anchor.new_zeros(len(chosen), size)
+    moves[torch.arange(len(chosen)), chosen // 2] = ball.radius * (1.0 - 2.0 * (chosen % 2).double())
+    return project(ball, ball.anchor + moves.view(-1, *ball.anchor.shape))
 
 
-def descend(box: InputBox, points: Tensor, gradient: Tensor, size: float) -> Tensor:
+def descend(box: Box, points: Tensor, gradient: Tensor, size: float) -> Tensor:
     """One step down the gradient, `size` times the width of the set, and back into the set.
 
-    l_inf: by sign; l_2: along the gradient; l_1: every second point on the few coordinates with the largest gradient,
-    which is steepest, the others on all alike, which is the way to what many small moves do together.
+    A box, or l_inf: by sign; l_2: along the gradient; l_1: every second point on the few coordinates with the largest
+    gradient, which is steepest, the others on all alike, which is the way to what many small moves do together.
     """
-    if box.norm == math.inf:
+    ball = round_ball(box)
+    if ball is None:
         return project(box, points - size * (box.upper - box.lower) * gradient.sign())
     # Coordinates that stand at the box's edge and want to leave it would waste the step.
     stuck = ((gradient > 0) & (points <= box.lower)) | ((gradient < 0) & (points >= box.upper))
     wanted = gradient.masked_fill(stuck, 0.0).flatten(1)
-    if box.norm == 1:
+    if ball.norm == 1:
         few = max(1, int(FEW * wanted.shape[1]))
         top = wanted.abs().topk(few, dim=1).indices
         signs = wanted.sign()
         wanted = signs.clone()
         wanted[1::2] = torch.zeros_like(signs).scatter(1, top, signs.gather(1, top))[1::2]
-    direction = wanted / wanted.norm(p=box.norm, dim=1, keepdim=True).clamp(min=1e-300)
-    return project(box, points - 2 * size * box.radius * direction.view_as(points))
+    direction = wanted / wanted.norm(p=ball.norm, dim=1, keepdim=True).clamp(min=1e-300)
+    return project(box, points - 2 * size * ball.radius * direction.view_as(points))

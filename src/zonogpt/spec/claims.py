@@ -1,42 +1,112 @@
-"""What is claimed of the outputs: rows of `C @ output + offset > 0`, all of which must hold."""
+"""What is claimed of the outputs: rows of `C @ output + offset`, in groups. In every group one row must be positive."""
 
 from __future__ import annotations
 
 import math
 import operator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from zonogpt.errors import SpecError
+from zonogpt.model.nodes import Head
 from zonogpt.support.tensors import ByValue
 
+Groups = tuple[tuple[int, ...], ...]
 
-class Claim(Protocol):
+
+class Functionals(NamedTuple):
+    """The rows of a claim in terms of what the head's linear map reads: row k is `rows[k] . pooled + offset[k]`.
+
+    A claim about several positions has rows (K, S, d), one functional for each token.
+    """
+
+    rows: Tensor  # (K, d)
+    offset: Tensor  # (K,)
+
+    def to(self, dtype: torch.dtype) -> Functionals:
+        return Functionals(self.rows.to(dtype), self.offset.to(dtype))
+
+
+class Claim(ABC):
+    """For every input and every group, at least one row of the group is positive (which one may depend on the input).
+
+    `margins`, a value or a bound for each row, are (..., K), K the number of rows, wherever they appear.
+    """
+
+    label: int | None  # the output that is claimed to be the largest, if that is the claim
+    groups: Groups | None  # the rows of each group; None: every row is a group by itself, so all must hold
+
     @property
+    @abstractmethod
     def n_rows(self) -> int: ...
 
     @property
+    @abstractmethod
     def words(self) -> str:
         """What is claimed, for people."""
 
+    @abstractmethod
     def margins(self, output: Tensor) -> Tensor:
-        """(..., outputs) -> (..., K): the value of each row; the claim holds where all are positive."""
+        """(..., outputs) -> (..., K): the value of each row."""
 
+    @abstractmethod
     def magnitude(self, output: Tensor) -> Tensor:
         """(..., outputs) -> (..., K): the sizes of what each row adds up, for its rounding."""
 
+    @abstractmethod
     def spread(self, radius: Tensor) -> Tensor:
         """(..., outputs) -> (..., K): how far each row can move when the outputs do by `radius`."""
 
-    def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The rows as functionals of the pooled vector: (K, d) and (K,), for a head `pooled @ weight + bias`."""
+    @abstractmethod
+    def functionals(self, head: Head) -> Functionals:
+        """The rows and the head's linear map in one, in float64."""
+
+    @abstractmethod
+    def functional_sizes(self, head: Head) -> Tensor:
+        """(K, d): sizes that bound, in units of a row's type and for sums of d terms, what forming the row rounds off:
+        what each of its entries is a sum of, times n_outputs / d where it adds up more than d terms."""
+
+    def group_values(self, margins: Tensor) -> Tensor:
+        """(..., K) -> (..., G): the largest row of each group, NaN where one of its rows is."""
+        return margins if self.groups is None else margins[..., _padded(self.groups, margins.device)].amax(-1)
+
+    def value(self, margins: Tensor) -> Tensor:
+        """(..., K) -> (...): the lowest group's; 0 or less where an output with these margins breaks the claim."""
+        return self.group_values(margins).amin(-1)
+
+    def proved(self, margins: Tensor) -> bool:
+        """Whether these lower bounds (K,) prove the claim: in every group one is positive. NaN proves nothing."""
+        return self._in_every_group(margins > 0)
+
+    def broken(self, negative: Tensor) -> bool:
+        """Whether an input breaks the claim on which these rows (K,) are known to be negative: all of some group."""
+        return not self._in_every_group(~negative)
+
+    def deciding_row(self, margins: Tensor) -> int:
+        """The row that `value` is the value of."""
+        if self.groups is None:
+            return int(margins.argmin())
+        group = self.groups[int(self.group_values(margins).argmin())]
+        return group[int(margins[list(group)].argmax())]
+
+    def _in_every_group(self, rows: Tensor) -> bool:
+        """Whether every group has one of these rows (K,), given as a bool each."""
+        return bool((rows if self.groups is None else rows[_padded(self.groups, rows.device)].any(-1)).all())
+
+
+def _padded(groups: Groups, device: torch.device) -> Tensor:
+    """(G, rows of the largest group): the groups' rows, the first of each once more where a group has fewer."""
+    most = max(map(len, groups))
+    return torch.tensor([[*group, *group[:1] * (most - len(group))] for group in groups], device=device)
 
 
 @dataclass(frozen=True)
-class MarginClaim:
+class MarginClaim(Claim):
     """Output `label` is above every other one: rows are true minus rival, rivals in increasing order.
 
     Kept apart from LinearClaim because a language model has 50,257 outputs and a dense C would fill the memory.
@@ -44,6 +114,8 @@ class MarginClaim:
 
     label: int
     n_outputs: int
+
+    groups = None
 
     @property
     def n_rows(self) -> int:
@@ -65,16 +137,23 @@ class MarginClaim:
     def spread(self, radius: Tensor) -> Tensor:
         return self.magnitude(radius)
 
-    def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        offset = weight.new_zeros(self.n_outputs) if bias is None else bias
-        return self.margins(weight).T, self.margins(offset)
+    def functionals(self, head: Head) -> Functionals:
+        weight = head.weight.double()
+        offset = weight.new_zeros(self.n_outputs) if head.bias is None else head.bias.double()
+        return Functionals(self.margins(weight).T, self.margins(offset))
+
+    def functional_sizes(self, head: Head) -> Tensor:
+        return self.margins(head.weight.double()).T.abs()  # one difference: off by a unit of itself
 
 
 @dataclass(frozen=True, eq=False)
-class LinearClaim(ByValue):
+class LinearClaim(ByValue, Claim):
     rows: Tensor  # (K, outputs)
     offset: Tensor  # (K,)
     words: str = "linear claim"
+    groups: Groups | None = None
+
+    label = None
 
     @property
     def n_rows(self) -> int:
@@ -89,8 +168,14 @@ class LinearClaim(ByValue):
     def spread(self, radius: Tensor) -> Tensor:
         return radius @ self.rows.abs().T
 
-    def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        return self.rows @ weight.T, self.offset if bias is None else self.offset + self.rows @ bias
+    def functionals(self, head: Head) -> Functionals:
+        weight = head.weight.double()
+        offset = self.offset if head.bias is None else self.offset + self.rows @ head.bias.double()
+        return Functionals(self.rows @ weight.T, offset)
+
+    def functional_sizes(self, head: Head) -> Tensor:
+        width, n_outputs = head.weight.shape
+        return self.magnitude(head.weight.double()).T * max(1, n_outputs / width)
 
 
 def margin_claim(label: int, n_outputs: int) -> MarginClaim:
@@ -127,7 +212,10 @@ def interval_claim(interval: object, n_outputs: int) -> LinearClaim:
     return LinearClaim(rows, offset.repeat_interleave(n_outputs), f"{which} between {low:g} and {high:g}")
 
 
-def linear_claim(rows: object, offset: object, n_outputs: int) -> LinearClaim:
+def linear_claim(
+    rows: object, offset: object, n_outputs: int, groups: Iterable[Iterable[int]] | None = None
+) -> LinearClaim:
+    """Rows (K, outputs) and offset (K,): all of them, or of each group of rows any."""
     try:
         C, o = torch.as_tensor(rows, dtype=torch.float64), torch.as_tensor(offset, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -139,4 +227,22 @@ def linear_claim(rows: object, offset: object, n_outputs: int) -> LinearClaim:
         )
     if not bool(torch.isfinite(C).all() and torch.isfinite(o).all()):
         raise SpecError("a linear claim must be finite")
-    return LinearClaim(C.clone(), o.clone())  # the caller may use the arrays again
+    C, o = C.clone(), o.clone()  # the caller may use the arrays again
+    kept = None if groups is None else check_groups(groups, len(C))
+    if kept is None:
+        return LinearClaim(C, o)
+    return LinearClaim(C, o, f"linear claim, any row of each of {len(kept)} groups", kept)
+
+
+def check_groups(groups: Iterable[Iterable[int]], n_rows: int) -> Groups | None:
+    """The groups as tuples; None if that says that all rows must hold."""
+    try:
+        kept = tuple(tuple(operator.index(row) for row in group) for group in groups)
+    except TypeError as error:
+        raise SpecError(f"groups are lists of row numbers, as [[0, 1], [2]]; got {groups!r}") from error
+    named = {row for group in kept for row in group}
+    if not all(kept) or any(len(set(group)) != len(group) for group in kept) or named != set(range(n_rows)):
+        raise SpecError(
+            f"every group needs a row, none twice, and every row 0..{n_rows - 1} a group; got {[*map(list, kept)]}"
+        )
+    return None if all(len(group) == 1 for group in kept) else kept

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from zonogpt.errors import SpecError
-from zonogpt.model.ir import ImageEmbedding, Model, TokenEmbedding, as_ids, as_image
-from zonogpt.spec.claims import Claim, MarginClaim, interval_claim, linear_claim, margin_claim, sign_claim
-from zonogpt.spec.inputs import EmbeddingBox, PixelBox
+from zonogpt.model.ir import Model, as_ids, as_image, token_embedding
+from zonogpt.spec.claims import Claim, interval_claim, linear_claim, margin_claim, sign_claim
+from zonogpt.spec.embed import patch_map, token_map
+from zonogpt.spec.inputs import Ball, Box
 from zonogpt.support.tensors import ByValue, moved
 
 NORMS = (math.inf, 2.0, 1.0)
@@ -24,25 +25,39 @@ MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"  # of confi
 
 @dataclass(frozen=True, eq=False)
 class Spec(ByValue):
-    input: PixelBox | EmbeddingBox
+    input: Box
     claim: Claim
-    radius: float
     label: int | None  # the label to keep; None where the claim is not about the largest output
     n_outputs: int
 
-    def with_claim(self, rows: object, offset: object) -> Spec:
-        """The same input set with the claim `rows @ output + offset > 0`, rows (K, outputs) and offset (K,)."""
-        claim = moved(linear_claim(rows, offset, self.n_outputs), self.input.anchor.device, torch.float64)
+    @property
+    def radius(self) -> float | None:
+        """Of a ball; None for any other box."""
+        return None if self.input.ball is None else self.input.ball.radius
+
+    def require_ball(self) -> Ball:
+        """The input set, which must be a ball: only balls have a norm and a radius."""
+        if self.input.ball is None:
+            raise SpecError("this needs the radius of a ball, and the input set of this spec is a box without one")
+        return self.input.ball
+
+    def with_claim(self, rows: object, offset: object, groups: Iterable[Iterable[int]] | None = None) -> Spec:
+        """The same input set with the claim `rows @ output + offset > 0`, rows (K, outputs) and offset (K,).
+
+        All rows must be positive; with `groups`, lists of row numbers, for every input at least one row of each group.
+        """
+        claim = linear_claim(rows, offset, self.n_outputs, groups)
+        claim = moved(claim, self.input.anchor.device, torch.float64)
         return dataclasses.replace(self, claim=claim, label=None)
 
     def shrunk(self, radius: float) -> Spec:
         """The same claim over the ball of a smaller radius."""
-        if not 0 <= radius <= self.radius:
-            raise SpecError(f"a spec of radius {self.radius:g} can be shrunk to 0..{self.radius:g}, not to {radius!r}")
-        lower, upper = outward(self.input.anchor, radius)
-        lower, upper = torch.maximum(lower, self.input.lower), torch.minimum(upper, self.input.upper)
-        box = dataclasses.replace(self.input, lower=lower, upper=upper, radius=radius)
-        return dataclasses.replace(self, input=box, radius=radius)
+        ball = self.require_ball()
+        if not 0 <= radius <= ball.radius:
+            raise SpecError(f"a spec of radius {ball.radius:g} can be shrunk to 0..{ball.radius:g}, not to {radius!r}")
+        lower, upper = outward(ball.anchor, radius)
+        lower, upper = torch.maximum(lower, ball.lower), torch.minimum(upper, ball.upper)
+        return dataclasses.replace(self, input=dataclasses.replace(ball, lower=lower, upper=upper, radius=radius))
 
 
 def image_ball(
@@ -60,7 +75,6 @@ def image_ball(
     What the answer is, and what `label` and `interval` say of it: see `answer_claim`.
     """
     anchor = as_image(model, image)
-    assert isinstance(model.embedding, ImageEmbedding)  # as_image checked it
     radius = check_ball(radius, norm)
     try:
         low, high = map(float, clip)
@@ -68,10 +82,9 @@ def image_ball(
         raise SpecError(f"clip must be (low, high); got {clip!r}") from error
     if not (low < high and low <= float(anchor.min()) and float(anchor.max()) <= high):
         raise SpecError(f"clip {clip} must be (low, high) with the image inside")
-    wide = moved(model.embedding, model.device, torch.float64)
     lower, upper = outward(anchor, radius)
-    box = PixelBox(wide, lower.clamp(min=low), upper.clamp(max=high), anchor, radius, float(norm))
-    return _spec(model, box, radius, label, interval)
+    ball = Ball(lower.clamp(min=low), upper.clamp(max=high), anchor, patch_map(model), radius, float(norm))
+    return _spec(model, ball, label, interval)
 
 
 def embedding_ball(
@@ -90,16 +103,28 @@ def embedding_ball(
     """
     given = as_ids(model, input_ids)
     radius = check_ball(radius, norm)
-    embedding = model.embedding
-    assert isinstance(embedding, TokenEmbedding)  # as_ids checked it
-    ids = model.readable_ids(given)
-    at = check_positions(positions, len(given), len(ids))
-    anchor = embedding.tokens[ids[list(at)]].double()  # (positions, d)
-    base = embedding.tokens[ids].double()
-    base[list(at)] = 0.0
-    base = base + embedding.positions[: len(ids)].double()
-    box = EmbeddingBox(base, given, at, *outward(anchor, radius), anchor, radius, float(norm))
-    return _spec(model, box, radius, label, interval)
+    at = check_positions(positions, len(given), len(model.readable_ids(given)))
+    anchor = token_embedding(model).tokens[given[list(at)]].double()  # (positions, d)
+    ball = Ball(*outward(anchor, radius), anchor, token_map(model, given, at), radius, float(norm))
+    return _spec(model, ball, label, interval)
+
+
+def box_spec(model: Model, box: Box, label: int | None = None, interval: tuple[float, float] | None = None) -> Spec:
+    """All inputs of `box` keep the model's answer; what that is: see `answer_claim`. `box.embed` is the model's own
+    (`patch_map`, `token_map`), and of a text the anchor is what its tokens embed to."""
+    ends = (box.lower, box.anchor, box.upper)
+    if any(end.dtype != torch.float64 or tuple(end.shape) != box.embed.raw_shape for end in ends):
+        raise SpecError(f"a box needs lower, anchor and upper in float64, of shape {box.embed.raw_shape}")
+    if not bool(((box.lower <= box.anchor) & (box.anchor <= box.upper)).all()):  # NaN is not
+        raise SpecError("a box needs lower <= anchor <= upper everywhere")
+    if not box.belongs_to(model):
+        raise SpecError("the box is about another model's inputs, or its anchor is not what the text's tokens embed to")
+    return _spec(model, box, label, interval)
+
+
+def _spec(model: Model, box: Box, label: int | None, interval: tuple[float, float] | None) -> Spec:
+    claim = moved(answer_claim(model, box, label, interval), model.device, torch.float64)
+    return Spec(box, claim, claim.label, model.n_outputs)
 
 
 def outward(anchor: Tensor, radius: float) -> tuple[Tensor, Tensor]:
@@ -144,20 +169,7 @@ def check_positions(positions: Iterable[int], n_ids: int, n_read: int) -> tuple[
     return at
 
 
-def _spec(
-    model: Model,
-    box: PixelBox | EmbeddingBox,
-    radius: float,
-    label: int | None,
-    interval: tuple[float, float] | None,
-) -> Spec:
-    claim = moved(answer_claim(model, box, label, interval), model.device, torch.float64)
-    return Spec(box, claim, radius, claim.label if isinstance(claim, MarginClaim) else None, model.n_outputs)
-
-
-def answer_claim(
-    model: Model, box: PixelBox | EmbeddingBox, label: int | None, interval: tuple[float, float] | None
-) -> Claim:
+def answer_claim(model: Model, box: Box, label: int | None, interval: tuple[float, float] | None) -> Claim:
     """That the model's answer does not change.
 
     The answer is the largest output: `label`, by default the model's own on the unperturbed input. A model of one

@@ -12,7 +12,7 @@ from torch import Tensor
 from zonogpt.datasets import Dataset
 from zonogpt.datasets.texts import Positions
 from zonogpt.errors import OptionError, SpecError, ZonoGptError
-from zonogpt.model.ir import ImageEmbedding, Model, as_ids, as_image
+from zonogpt.model.ir import Model, as_ids, as_image
 from zonogpt.spec.spec import Spec, check_answer, check_positions, embedding_ball, image_ball
 
 
@@ -52,7 +52,7 @@ class Examples:
         with torch.no_grad():
             output = self.net.forward(spec.input.embed(spec.input.anchor))
         predicted = None if spec.label is None else int(output.argmax())
-        correct = bool((spec.claim.margins(output) > 0).all())  # ties and NaN are not
+        correct = spec.claim.proved(spec.claim.margins(output))  # ties and NaN are not
         return replace(example, predicted=predicted, correct=correct)
 
     def spec(self, example: Example, radius: float) -> Spec:
@@ -63,7 +63,7 @@ class Examples:
     def _read(self, index: int) -> Example:
         with self.naming(index):
             raw, label = self.dataset.read(index), self.dataset.label(index)
-            if isinstance(self.net.embedding, ImageEmbedding):
+            if self.net.embedding.reads == "images":
                 return Example(index, label, as_image(self.net, raw), None)
             ids = as_ids(self.net, raw)
             n_read = len(self.net.readable_ids(ids))

@@ -22,7 +22,7 @@ from torch import Tensor
 from zonogpt.domains.rounding import LIBRARY, gamma, gammas, length, up
 from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.nodes import Attention, Head, Mlp, Norm, size_of
-from zonogpt.spec.inputs import InputBox
+from zonogpt.spec.inputs import Box
 from zonogpt.transforms.activations import bounds_of
 from zonogpt.transforms.queries import Queries
 
@@ -55,14 +55,14 @@ def finite(error: Tensor, *sizes: Tensor) -> Tensor:
     return error
 
 
-def embedding_rounding(box: InputBox, raw: Tensor, arithmetic: Arithmetic) -> Tensor:
+def embedding_rounding(box: Box, raw: Tensor, arithmetic: Arithmetic) -> Tensor:
     """(S, d): by how much `box.embed(raw)` may be off; with float32, by how much executions are in the whole box."""
-    terms = box.summands
-    off = gamma(terms + 4, raw.dtype) * box.embedding_size(raw)
+    terms = box.embed.summands
+    off = gamma(terms + 4, raw.dtype) * box.embed.sizes(raw)
     if arithmetic == "float32":
         most = torch.maximum(box.lower.abs(), box.upper.abs())
-        size = box.embedding_size(most)
-        off = off + finite(rounds(terms + 4) * size + lost(box.embedding_factors(most) + 8 * (terms + 2)), size)
+        size = box.embed.sizes(most)
+        off = off + finite(rounds(terms + 4) * size + lost(box.embed.factors(most) + 8 * (terms + 2)), size)
     return up(off, terms)
 
 

@@ -21,7 +21,7 @@ def claim_lower_bounds(
 ) -> tuple[Tensor, dict[str, float]]:
     """(K,): lower bounds over z of `rows_k . pool(LN(x)) + offset_k`, and their mean loss by origin.
 
-    rows (K, d) and offset (K,) come from `claim.fold`. Each symbol meets the whole functional before |.| is taken.
+    rows (K, d) and offset (K,) are `claim.functionals`. Each symbol meets the whole functional before |.| is taken.
     """
     pool = head.read_weights(z.n_tokens)
     read = pool.nonzero().squeeze(1)  # tokens the head looks at

@@ -33,14 +33,12 @@ from zonogpt.methods.plan import chunk_bytes
 from zonogpt.methods.rules import Rules
 from zonogpt.methods.tape import Tape, forward
 from zonogpt.model.activations import GELU_TANH
-from zonogpt.model.ir import ImageEmbedding, Model
+from zonogpt.model.ir import Model, image_embedding
 from zonogpt.model.nodes import Attention, Block, Mlp, Norm
-from zonogpt.model.replay import original
 from zonogpt.spec.claims import LinearClaim
-from zonogpt.spec.inputs import EmbeddingBox
 from zonogpt.spec.spec import Spec
 from zonogpt.support.files import write_whole
-from zonogpt.support.tensors import moved
+from zonogpt.support.tensors import moved, tensors_in
 from zonogpt.transforms.ellipsoidal.attention import AttentionStep
 from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep
 from zonogpt.transforms.ellipsoidal.mlp import MlpStep
@@ -76,6 +74,7 @@ def write_certificate(
     """
     check_match(model, spec)
     RULES.require(model, "a certificate")
+    _require_expressible(spec)
     _require_checkable(model, Path(file), check)
     at = resolve_device(device, model)
     net, here = model.converted(at, torch.float64), moved(spec, at, torch.float64)
@@ -90,7 +89,7 @@ def write_certificate(
             if not out_of_memory(error):
                 raise
             raise CertificateError("no certificate: out of memory; it needs all tokens of every block") from error
-    if not bool((margins > 0).all()):
+    if not spec.claim.proved(margins):
         raise CertificateError(
             f"no certificate: with the room that its checker needs, the lowest margin is {float(margins.min()):.4g}"
         )
@@ -112,19 +111,28 @@ def write_certificate(
     return margins
 
 
+def _require_expressible(spec: Spec) -> None:
+    """CertificateError for a spec that certificates have no words for."""
+    if spec.input.ball is None:
+        raise CertificateError("no certificate: it would be about a ball, and this input set is a box without a radius")
+    if spec.claim.groups is not None:
+        raise CertificateError(
+            "no certificate: of this claim any row of a group may hold, which no certificate can say"
+        )
+
+
 def _require_checkable(model: Model, file: Path, check: bool) -> None:
     if check and file.exists() and not file.is_file():
         raise OptionError(f"{file} is no regular file, so what is written there cannot be checked")
-    if check and original(model) is None:
+    if check and model.source is None:
         raise OptionError("this model was put together by hand: the checker reads models from directories only")
 
 
 def _accept(file: Path, model: Model) -> None:
-    judge = original(model)
-    assert judge is not None
+    assert model.source is not None
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            checker.check(file, judge.on_disk(Path(scratch)))
+            checker.check(file, model.source.on_disk(Path(scratch)))
         except InvalidError as error:
             raise CertificateError(f"no certificate: its checker rejects it: {error}") from error
         except UnreadableError as error:
@@ -141,13 +149,11 @@ def _packed(arrays: Arrays, about: dict[str, Any]) -> bytes:
 
 def model_digest(model: Model) -> str:
     """sha256 of everything that the outputs depend on, weights as float64."""
-    embedding = model.embedding
     image: list[int] = []
-    if isinstance(embedding, ImageEmbedding):
+    if model.embedding.reads == "images":
+        embedding = image_embedding(model)
         image = [*embedding.image_size, *embedding.patch_size]
-        arrays = [embedding.weight, embedding.bias, embedding.positions]
-    else:
-        arrays = [embedding.tokens, embedding.positions]
+    arrays = list(tensors_in(model.embedding))
     for block in model.blocks:
         arrays += WEIGHTS[block.kind](block)
     head, norm = model.head, model.head.layer_norm
@@ -188,12 +194,12 @@ def _floats(x: Tensor) -> NDArray[np.float64]:
 
 
 def _input(arrays: Arrays, model: Model, spec: Spec) -> dict[str, Any]:
-    box = spec.input
-    about: dict[str, Any] = {"norm": NORMS[box.norm], "radius": spec.radius}
-    if isinstance(box, EmbeddingBox):
-        about |= {"ids": model.readable_ids(box.ids).tolist(), "positions": list(box.positions)}
+    ball = spec.require_ball()
+    about: dict[str, Any] = {"norm": NORMS[ball.norm], "radius": ball.radius}
+    if ball.embed.ids is not None and ball.embed.positions is not None:
+        about |= {"ids": model.readable_ids(ball.embed.ids).tolist(), "positions": list(ball.embed.positions)}
     names = ("anchor", "lower", "upper") if about["norm"] == "inf" else ("anchor",)
-    sets = [_floats(getattr(box, name)) for name in names]
+    sets = [_floats(getattr(ball, name)) for name in names]
     arrays |= {f"input.{name}": array for name, array in zip(names, sets, strict=True)}
     said = [about["norm"], about["radius"], about.get("ids"), about.get("positions")]
     return about | {"sha256": _digest(said, sets)}

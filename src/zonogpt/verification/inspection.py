@@ -12,7 +12,7 @@ from zonogpt.methods import METHODS
 from zonogpt.methods.method import Numerics
 from zonogpt.methods.plan import Plan, Sizes, block_sizes, held_bytes
 from zonogpt.methods.structured import pool_limit
-from zonogpt.model.ir import ImageEmbedding, Model, check_model
+from zonogpt.model.ir import Model, check_model
 from zonogpt.support.tensors import tensors_in
 from zonogpt.verification.options import check_limits, resolve_dtype
 
@@ -50,10 +50,10 @@ def inspect(
     run_dtype = resolve_dtype(dtype)
     check_limits(None, budget_bytes)
     d = model.width
-    if isinstance(model.embedding, ImageEmbedding):
+    if model.embedding.reads == "images":
         if tokens is not None or positions is not None:
             raise OptionError("tokens and positions are for text models; an image model's number of tokens is fixed")
-        S, per_token = model.embedding.positions.shape[0], model.embedding.weight.shape[0]
+        S, per_token = model.embedding.positions.shape[0], model.embedding.inputs_per_token
         inputs = S * per_token
     else:
         longest = model.embedding.positions.shape[0]

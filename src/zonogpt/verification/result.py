@@ -24,7 +24,7 @@ class Result(ByValue):
     margins: Tensor  # (K,) certified lower bounds, float64 on the CPU; -inf where nothing is certified
     reason: str  # one sentence for people
     method: str
-    radius: float
+    radius: float | None  # None: the input set is a box that is no ball
     label: int | None
     seconds: float
     peak_bytes: int  # peak memory of the process (CPU) or of the device during the run

@@ -22,15 +22,15 @@ from zonogpt.methods.method import (
     OnBlock,
     Progress,
 )
-from zonogpt.model.agreement import require_close
+from zonogpt.model.agreement import require_agreement_at
 from zonogpt.model.arithmetic import Arithmetic, check_arithmetic
 from zonogpt.model.ir import Model, check_model
-from zonogpt.model.replay import HuggingFaceModel, original
+from zonogpt.model.original import Original
 from zonogpt.search.falsify import Finding, falsify, output_of, replay
 from zonogpt.spec.claims import Claim
 from zonogpt.spec.spec import Spec, check_spec
 from zonogpt.support.memory import free_bytes, peak_bytes, reset_peak
-from zonogpt.support.tensors import fingerprint, moved
+from zonogpt.support.tensors import moved
 from zonogpt.verification.options import (
     check_executable,
     check_limits,
@@ -90,7 +90,7 @@ def verify(
         model, [spec], method, attack, timeout, device, dtype, budget_bytes, seed, on_block, arithmetic=arithmetic
     )[0]
     hopeless = result.status != "unknown" or result.reason.startswith("memory")
-    if not hint or method != "E" or hopeless or spec.radius == 0:
+    if not hint or method != "E" or hopeless or not spec.radius:
         return result
     left = math.inf if timeout is None else timeout - (time.perf_counter() - started)
     smaller = smaller_radius(model, spec, left, device, dtype, budget_bytes, on_block, arithmetic)
@@ -113,7 +113,7 @@ def smaller_radius(
     Radii of three digits: what is printed is what was proved.
     """
     deadline = time.perf_counter() + seconds
-    found, radius = None, three_digits(spec.radius / 2)
+    found, radius = None, three_digits(spec.require_ball().radius / 2)
     for _ in range(HALVINGS):
         left = deadline - time.perf_counter()
         if left <= 0:
@@ -182,7 +182,7 @@ def verify_many(
             exact=work if run_device == model.device else model.converted(model.device, torch.float64),
             rounded=model.converted(model.device, torch.float32),
             work=work,
-            original=original(model),
+            original=model.source,
             seed=seed if attack else None,
         )  # fmt: skip
         for batch in run.method.batches(run.work, specs, numerics):
@@ -207,7 +207,7 @@ class _Run:
     exact: Model  # in float64, where the user keeps it
     rounded: Model  # in float32, to see what rounding does
     work: Model  # in float64, where the bounds are computed
-    original: HuggingFaceModel | None  # which judges counterexamples
+    original: Original | None  # which judges counterexamples
     seed: int | None  # of the attack; None: none
 
     @property
@@ -250,7 +250,7 @@ class _Run:
             allowance = None
             if not self.method.rounding_bounded:
                 allowance = rounding_allowance(at_home[i].claim, outputs[i], rounded[i], self.dtype)
-            results.append(self.judged(result, allowance, outcomes[i], findings[i]))
+            results.append(self.judged(result, allowance, outcomes[i], findings[i], spec.claim))
         share = (time.perf_counter() - started) / len(specs)
         return [dataclasses.replace(result, seconds=share) for result in results]
 
@@ -265,19 +265,19 @@ class _Run:
         return outputs[0], outputs[1]
 
     def require_agreement(self, spec: Spec, output: Tensor) -> None:
-        """ModelError unless Hugging Face's own model has this output at the unperturbed input, up to rounding."""
-        if self.original is None:
+        """ModelError unless the original has this output at the unperturbed input, up to rounding."""
+        judge, box = self.original, spec.input
+        if judge is None:
             return
-        x = spec.input.embed(spec.input.anchor)
-        key = fingerprint((x, output))
-        if key not in self.original.agreed:
-            theirs = output_of(self.original, spec.input, spec.input.anchor, torch.float64)
-            require_close(self.exact, x, output, theirs, "the unperturbed input")
-            self.original.agreed.add(key)
+        x = box.embed(box.anchor)
+        require_agreement_at(
+            self.exact, judge, x, output, lambda: output_of(judge, box, box.anchor, torch.float64),
+            "the unperturbed input",
+        )  # fmt: skip
 
     def find(self, spec: Spec, output: Tensor, deadline: float) -> Finding:
         """The unperturbed input, whose output is given, if it breaks the claim; with an attack, whatever that finds."""
-        holds = bool((spec.claim.margins(output) > 0).all())
+        holds = spec.claim.proved(spec.claim.margins(output))
         finding = Finding(None, math.inf)
         if not holds and bool(output.isfinite().all()):
             finding = replay(self.exact, spec, self.original, spec.input.anchor)
@@ -290,7 +290,12 @@ class _Run:
             )
 
     def judged(
-        self, result: Result, allowance: Tensor | None, outcome: Bounds | tuple[Status, str], found: Finding
+        self,
+        result: Result,
+        allowance: Tensor | None,
+        outcome: Bounds | tuple[Status, str],
+        found: Finding,
+        claim: Claim,
     ) -> Result:
         """The result with the outcome's bounds, less the allowance for rounding, if they do not bound it themselves."""
         if not isinstance(outcome, Bounds):
@@ -298,7 +303,7 @@ class _Run:
             return dataclasses.replace(result, status=status, reason=_joined(reason, found.said))
         margins = outcome.margins.to("cpu", torch.float64)
         margins = margins if allowance is None else margins - allowance
-        status, reason = judge(margins)
+        status, reason = judge(claim, margins)
         if status == "verified" and found.lowest <= 0:  # an input, replayed or not, against which no bound counts
             status, reason = "unknown", "the bounds would certify it"
         if allowance is not None and not bool(allowance.isfinite().all()):
@@ -372,16 +377,16 @@ def out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
 
 
-def judge(margins: Tensor) -> tuple[Status, str]:
-    """Verified only if every margin is a positive number; NaN is not."""
-    worst = int(margins.argmin())
-    if bool((margins > 0).all()):
-        return "verified", f"every margin is certified positive; the smallest is {margins[worst]:.4g}"
+def judge(claim: Claim, margins: Tensor) -> tuple[Status, str]:
+    """Verified only if these lower bounds (K,) prove the claim."""
+    proved = claim.proved(margins)
+    if claim.groups is not None:
+        return ("verified" if proved else "unknown"), f"{'' if proved else 'not '}every group has a certified margin"
+    worst = margins[int(margins.argmin())]
+    if proved:
+        return "verified", f"every margin is certified positive; the smallest is {worst:.4g}"
     failed = int((~(margins > 0)).sum())
-    return (
-        "unknown",
-        f"{failed} of {len(margins)} margins are not certified; the lowest bound is {margins[worst]:.4g}",
-    )
+    return "unknown", f"{failed} of {len(margins)} margins are not certified; the lowest bound is {worst:.4g}"
 
 
 def rounding_allowance(claim: Claim, output: Tensor, rounded: Tensor, dtype: torch.dtype) -> Tensor:

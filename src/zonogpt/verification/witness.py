@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zonogpt.model.ir import Model, TokenEmbedding
-from zonogpt.spec.inputs import EmbeddingBox, PixelBox
+from zonogpt.model.ir import Model, token_embedding
 from zonogpt.spec.spec import Spec
 from zonogpt.support.files import write_whole
 from zonogpt.verification.result import Result
@@ -21,8 +20,8 @@ def save_witness(spec: Spec, result: Result, file: Path) -> list[Path]:
     """FILE.npz, and for images FILE.png beside it; what was written.
 
     The arrays are `input` (the counterexample), `original`, `change`, and of texts `ids` and `positions`; numbers are
-    `label`, `answer`, `radius`, `norm`, `margin_float32`, `margin_float64`. float64, and exact: a model that is given
-    `input` breaks the claim.
+    `label`, `answer`, `margin_float32`, `margin_float64`, and of balls `radius` and `norm`. float64, and exact: a model
+    that is given `input` breaks the claim.
     """
     assert result.counterexample is not None
     assert result.replayed is not None
@@ -33,17 +32,18 @@ def save_witness(spec: Spec, result: Result, file: Path) -> list[Path]:
         "change": (result.counterexample - anchor).numpy(),
         "label": -1 if result.label is None else result.label,
         "answer": -1 if result.answer is None else result.answer,
-        "radius": result.radius,
-        "norm": spec.input.norm,
         "margin_float32": result.replayed["float32"],
         "margin_float64": result.replayed["float64"],
     }
-    if isinstance(spec.input, EmbeddingBox):
-        arrays |= {"ids": spec.input.ids.cpu().numpy(), "positions": np.array(spec.input.positions)}
+    embed, ball = spec.input.embed, spec.input.ball
+    if ball is not None:
+        arrays |= {"radius": ball.radius, "norm": ball.norm}
+    if embed.ids is not None:
+        arrays |= {"ids": embed.ids.cpu().numpy(), "positions": np.array(embed.positions)}
     content = io.BytesIO()
     np.savez(content, **arrays)  # type: ignore[arg-type]
     write_whole(file, content.getvalue())
-    if not isinstance(spec.input, PixelBox):
+    if embed.ids is not None:
         return [file]
     picture = file.with_suffix(".png")
     _draw(anchor, result, picture)
@@ -83,16 +83,14 @@ class MovedToken:
 
 def moved_tokens(model: Model, spec: Spec, raw: Tensor) -> list[MovedToken]:
     """What a counterexample does to each token of a text that moves."""
-    assert isinstance(spec.input, EmbeddingBox)
-    assert isinstance(model.embedding, TokenEmbedding)
-    tokens = model.embedding.tokens.double().cpu()
+    embed, tokens = spec.input.embed, token_embedding(model).tokens.double().cpu()
+    assert embed.ids is not None
+    assert embed.positions is not None
     out = []
-    for row, position in zip(range(len(raw)), spec.input.positions, strict=True):
+    for row, position in zip(range(len(raw)), embed.positions, strict=True):
         change = raw[row] - spec.input.anchor[row].cpu()
         nearest = int(torch.cdist(raw[row][None], tokens)[0].argmin())
         out.append(
-            MovedToken(
-                position, int(spec.input.ids[position]), float(change.abs().max()), float(change.norm()), nearest
-            )
+            MovedToken(position, int(embed.ids[position]), float(change.abs().max()), float(change.norm()), nearest)
         )
     return out

@@ -20,7 +20,7 @@ from torch import Tensor
 from zonogpt.datasets.texts import Positions
 from zonogpt.errors import ModelError, OptionError, SpecError
 from zonogpt.model.hf import load
-from zonogpt.model.ir import Model, TokenEmbedding, logits
+from zonogpt.model.ir import Model, logits, token_embedding
 from zonogpt.support.tensors import moved
 from zonogpt_apps.bench.grid import (
     IMAGES,
@@ -169,6 +169,5 @@ def _relative(net: Model, candidate: Candidate, positions: tuple[int, ...] | Non
     if positions is None:
         content = candidate.raw.double() / 255
     else:
-        assert isinstance(net.embedding, TokenEmbedding)
-        content = net.embedding.tokens[candidate.raw[list(positions)]]
+        content = token_embedding(net).tokens[candidate.raw[list(positions)]]
     return float(f"{radius * math.sqrt(content.numel()) / float(content.norm()):.4g}")

@@ -14,7 +14,6 @@ from zonogpt.errors import ModelError
 from zonogpt.methods.ledger import Ledger
 from zonogpt.model.hf import load
 from zonogpt.model.ir import Model
-from zonogpt.model.replay import original
 from zonogpt.search.falsify import Finding, falsify
 from zonogpt.spec.spec import Spec
 from zonogpt.studies.rows.record import digest
@@ -136,7 +135,7 @@ class Search:
 
     def __init__(self, net: Model) -> None:
         self.exact = moved(net, net.device, torch.float64)
-        self.judge = original(net)
+        self.judge = net.source
 
     def __call__(self, spec: Spec) -> Finding:
         with torch.enable_grad():  # which verify_many has switched off around its callbacks

@@ -103,7 +103,8 @@ def pooled(ops: Operators[V], head: Head, x: V, n_tokens: int) -> V:
 
 
 def claim(ops: Operators[V], head: Head, pool: V, rows: Tensor, offset: Tensor, size: Tensor) -> V:
-    """Rows (K, d) and offset (K,), from Claim.fold, of what was pooled: (1, d) -> (1, K); `size` (K, d): the rows'."""
+    """Rows (K, d) and offset (K,), a claim's functionals, of what was pooled: (1, d) -> (1, K); `size` (K, d): the
+    rows'."""
     # The pool's weights add up to 1: beta goes through.
     return scaled_dense(ops, pool, head.layer_norm, rows.T, offset, size.T)
 

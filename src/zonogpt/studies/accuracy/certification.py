@@ -15,7 +15,7 @@ from zonogpt.datasets import Dataset, check_dataset
 from zonogpt.datasets.texts import Positions
 from zonogpt.errors import OptionError
 from zonogpt.methods import guarantee
-from zonogpt.model.ir import Model, TokenEmbedding, check_model
+from zonogpt.model.ir import Model, check_model
 from zonogpt.search.descent import RESTARTS, STEPS
 from zonogpt.spec.spec import Spec, check_ball
 from zonogpt.studies.accuracy.job import Job
@@ -92,7 +92,7 @@ def certify(
     check_limits(timeout, budget_bytes)
     run_dtype, run_device = resolve_dtype(dtype), resolve_device(device, model)
     chosen = chosen_indices(len(dataset), count, skip)
-    is_text = isinstance(model.embedding, TokenEmbedding)
+    is_text = model.embedding.reads == "texts"
     settings = Settings(
         model=fingerprint((model.embedding, model.blocks, model.head, model.architecture, model.pad_token_id)),
         norm=f"{norm:g}",

@@ -70,19 +70,19 @@ class Job:
 
     def _judged(self, example: Example, spec: Spec, result: Result) -> Row:
         """The row of a run, after an attack that knows nothing of its result."""
-        margin = float(result.margins.min())
+        margin, radius = float(result.margins.min()), spec.require_ball().radius
         if not self.search:
-            return self._row(example, spec.radius, result.status, result.reason, margin=margin, seconds=result.seconds)
+            return self._row(example, radius, result.status, result.reason, margin=margin, seconds=result.seconds)
         started = time.perf_counter()
         found = attack(self.examples.net, spec, seed=self.settings.seed)
         if found.broken and result.status == "verified":
             raise UnsoundError(
-                f"{self.dataset.name(example.index)} is certified at radius {spec.radius:g} with margin {margin:.6g},"
+                f"{self.dataset.name(example.index)} is certified at radius {radius:g} with margin {margin:.6g},"
                 f" but an input of the ball has margin {found.lowest:.6g}. This is a bug in zonogpt; please report it."
             )
         return self._row(
             example,
-            spec.radius,
+            radius,
             result.status,
             result.reason,
             margin=margin,

@@ -13,7 +13,7 @@ import torch
 
 from zonogpt.errors import OptionError, UnsoundError
 from zonogpt.model.ir import Model, check_model
-from zonogpt.model.replay import HuggingFaceModel, original
+from zonogpt.model.original import Original
 from zonogpt.search.falsify import Finding, falsify
 from zonogpt.spec.spec import Spec, check_spec
 from zonogpt.studies.radii.ladder import Ladder
@@ -100,7 +100,7 @@ class Prober:
     """What both searches need, made once for many inputs of one model."""
 
     net: Model  # in float64, where the work is done
-    original: HuggingFaceModel | None
+    original: Original | None
     seed: int
     timeout: float | None
     dtype: torch.dtype
@@ -118,7 +118,7 @@ class Prober:
         check_seed(seed)
         check_limits(timeout, budget_bytes)
         net = moved(model, resolve_device(device, model), torch.float64)
-        return Prober(net, original(model), seed, timeout, resolve_dtype(dtype), budget_bytes)
+        return Prober(net, model.source, seed, timeout, resolve_dtype(dtype), budget_bytes)
 
     def proved(self, method: str, ladder: Ladder, spec_at: SpecAt, on_trial: OnTrial) -> Outcome:
         def prove(spec: Spec, deadline: float) -> Result:
@@ -141,6 +141,7 @@ class Prober:
         def here(radius: float) -> Spec:
             spec = spec_at(radius)
             check_spec(spec)
+            spec.require_ball()
             return moved(spec, self.net.device, torch.float64)
 
         return here

@@ -95,5 +95,5 @@ def smallest_broken(ladder: Ladder, spec_at: SpecAt, search: Search, deadline: f
 def distance(spec: Spec, found: Counterexample) -> float:
     """How far the counterexample is from the anchor, in the spec's norm, rounded up."""
     moves = (found.input - spec.input.anchor.cpu()).flatten()
-    length = float(torch.linalg.vector_norm(moves, ord=spec.input.norm))
+    length = float(torch.linalg.vector_norm(moves, ord=spec.require_ball().norm))
     return math.nextafter(length * (1 + 1e-12), math.inf)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zonogpt.model.hf import build
-from zonogpt.model.ir import Model, TokenEmbedding
+from zonogpt.model.ir import Model, token_embedding
 from zonogpt_apps.bench.grid import ModelId, config
 from zonogpt_apps.bench.training.data import Sentences
 from zonogpt_apps.bench.training.intervals import Ball, worst_margins
@@ -128,8 +128,8 @@ def by_length(lengths: Tensor, size: int, order: torch.Generator) -> list[Tensor
 
 def bounds(live: Model, batch: Batch, radius: float, order: torch.Generator) -> tuple[Tensor, Tensor]:
     """Outputs and worst margins when one token of every sentence moves by `radius` in each coordinate."""
-    assert isinstance(live.embedding, TokenEmbedding)
-    centre = F.embedding(batch.ids, live.embedding.tokens) + live.embedding.positions[: batch.ids.shape[1]]
+    embedding = token_embedding(live)
+    centre = F.embedding(batch.ids, embedding.tokens) + embedding.positions[: batch.ids.shape[1]]
     draw = torch.rand(len(batch.last), generator=order).to(centre.device)
     moving = (draw * (batch.last + 1)).long().clamp(max=batch.last)
     hit = F.one_hot(moving, batch.ids.shape[1])[..., None].to(centre)
