@@ -13,7 +13,7 @@ from builders import image_model, language_model, text_classifier
 from zonogpt.errors import OptionError, SpecError
 from zonogpt.methods.baselines import BASELINES
 from zonogpt.support.tensors import map_tensors
-from zonogpt.verification.run import judge, rounding_allowance
+from zonogpt.verification.verdict import judge, rounding_allowance
 
 IMAGE = torch.rand(6, 4, generator=torch.Generator().manual_seed(5))
 

@@ -13,7 +13,7 @@ from zonogpt.methods.plan import Plan, Sizes, held_bytes
 from zonogpt.methods.structured import pool_limit
 from zonogpt.model.ir import ImageEmbedding, Model, check_model
 from zonogpt.support.tensors import tensors_in
-from zonogpt.verification.options import check_limits, resolve_dtype
+from zonogpt.verification.options import as_dtype, check_limits
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def inspect(
 ) -> Inspection:
     """Sizes and predictions. For text: `tokens` ids (default: as many as fit), of which `positions` move (all)."""
     check_model(model)
-    run_dtype = resolve_dtype(dtype)
+    run_dtype = as_dtype(dtype)
     check_limits(None, budget_bytes)
     d = model.width
     if isinstance(model.embedding, ImageEmbedding):

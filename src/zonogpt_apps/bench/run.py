@@ -16,7 +16,7 @@ from zonogpt._version import __version__
 from zonogpt.errors import ModelError, OptionError
 from zonogpt.search.descent import RESTARTS, STEPS
 from zonogpt.studies.rows.store import BusyError, RowStore, content_of, open_store, parse
-from zonogpt.verification.options import check_limits, check_method, resolve_dtype
+from zonogpt.verification.options import as_dtype, check_limits, check_method
 from zonogpt_apps.bench.grid import SIZES, ModelId
 from zonogpt_apps.bench.instances import Benchmark, Instance
 from zonogpt_apps.bench.rows import Row, Settings
@@ -81,7 +81,7 @@ def run(
         if not (trained / str(model)).is_dir():
             raise ModelError(f"{trained} has no {model}")
     settings = Settings(
-        dtype=str(resolve_dtype(dtype)).removeprefix("torch."),
+        dtype=str(as_dtype(dtype)).removeprefix("torch."),
         timeout=None if timeout is None else float(timeout),  # 60 and 60.0 are the same settings
         budget=budget_bytes,
         attack=f"{RESTARTS} restarts, {STEPS} steps" if attack else None,

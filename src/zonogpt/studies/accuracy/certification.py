@@ -26,12 +26,12 @@ from zonogpt.studies.rows.store import open_store
 from zonogpt.support.files import as_path
 from zonogpt.support.tensors import fingerprint, moved
 from zonogpt.verification.options import (
+    as_dtype,
     check_limits,
     check_list,
     check_method,
     check_seed,
     resolve_device,
-    resolve_dtype,
 )
 from zonogpt.verification.result import Result
 from zonogpt.verification.run import verify_many
@@ -90,7 +90,7 @@ def certify(
     _check_options(radii, norm, seed, method)
     folder = None if out is None else as_path(out, "out")
     check_limits(timeout, budget_bytes)
-    run_dtype, run_device = resolve_dtype(dtype), resolve_device(device, model)
+    run_dtype, run_device = as_dtype(dtype), resolve_device(device, model)
     chosen = chosen_indices(len(dataset), count, skip)
     is_text = isinstance(model.embedding, TokenEmbedding)
     settings = Settings(

@@ -20,7 +20,7 @@ from zonogpt.studies.radii.ladder import Ladder
 from zonogpt.studies.radii.search import OnTrial, Outcome, SpecAt, largest_proved, smallest_broken
 from zonogpt.support.memory import resident_bytes
 from zonogpt.support.tensors import moved
-from zonogpt.verification.options import check_limits, check_method, check_seed, resolve_device, resolve_dtype
+from zonogpt.verification.options import as_dtype, check_limits, check_method, check_seed, resolve_device
 from zonogpt.verification.result import Result
 from zonogpt.verification.run import verify_many
 
@@ -118,7 +118,7 @@ class Prober:
         check_seed(seed)
         check_limits(timeout, budget_bytes)
         net = moved(model, resolve_device(device, model), torch.float64)
-        return Prober(net, original(model), seed, timeout, resolve_dtype(dtype), budget_bytes)
+        return Prober(net, original(model), seed, timeout, as_dtype(dtype), budget_bytes)
 
     def proved(self, method: str, ladder: Ladder, spec_at: SpecAt, on_trial: OnTrial) -> Outcome:
         def prove(spec: Spec, deadline: float) -> Result:
