@@ -18,7 +18,7 @@ from program import stopped, zono
 from zonogpt.errors import OptionError, SpecError, UnsoundError
 from zonogpt.search.falsify import Counterexample, Finding
 from zonogpt.studies.radii.ladder import Ladder
-from zonogpt.studies.radii.rows import Row
+from zonogpt.studies.radii.rows import RadiusRow
 from zonogpt.studies.radii.search import Trial, distance, largest_proved, smallest_broken
 from zonogpt.studies.radii.table import as_csv, by_input, inputs_as_csv, tabulate
 
@@ -222,13 +222,11 @@ def test_rows(comparison):
         proved = [t["radius"] for t in row.trials if t["status"] == "verified"]
         if row.method != "attack":
             assert row.radius == max(proved, default=0.0)
-    stored = [Row.from_json(line) for line in (out / "rows.jsonl").read_text().splitlines()]
+    stored = [RadiusRow.from_json(line) for line in (out / "rows.jsonl").read_text().splitlines()]
     assert stored == list(found.rows)
 
 
 def test_a_second_run_only_reads_and_may_add(comparison, monkeypatch):
-    import zonogpt.studies.radii.comparison
-
     found, out = comparison
     before = (out / "rows.jsonl").read_bytes()
     again = zonogpt.compare(MODEL, Images(3), METHODS, 1e-4, 2.0, GRID, tolerance=0.1, out=out)
@@ -337,7 +335,7 @@ def test_radius_stopped_twice_and_continued(tmp_path):
     content = rows.read_bytes()
     assert content.startswith(kept)
     assert content.count(b"\n") == total
-    found = [Row.from_json(line) for line in content.decode().splitlines()]
+    found = [RadiusRow.from_json(line) for line in content.decode().splitlines()]
     assert len({row.key for row in found}) == total
     assert run.stdout.startswith("certified 8 of 8: 0.00")
     with Image.open(rows.parent / "radius.png") as picture:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -52,6 +52,10 @@ class Options:
     @property
     def numerics(self) -> Numerics:
         return Numerics(self.dtype, self.arithmetic, self.budget_bytes)
+
+    def of(self, method: str) -> Options:
+        """The same for another method."""
+        return replace(self, method=method)
 
     @property
     def guarantee(self) -> Guarantee:

@@ -44,22 +44,20 @@ def computing(device: torch.device) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class Session:
-    """A model on a device, converted when that is first needed and then kept."""
+    """A model on a device, converted once for all that is asked about it."""
 
     model: Model  # as it was given
-    device: torch.device  # where the work is done
+    exact: Model  # in float64, where the work is done: outputs, bounds and searches are computed with it
     original: HuggingFaceModel | None  # which judges counterexamples
 
     @staticmethod
     def open(model: Model, options: Options) -> Session:
-        check_model(model)
-        check_executable(model, options.arithmetic)
-        return Session(model, usable(options.device, model), original(model))
+        check_ready(model, options)
+        return Session(model, model.converted(options.device or model.device, torch.float64), original(model))
 
-    @cached_property
-    def exact(self) -> Model:
-        """In float64: outputs, bounds and searches are computed with it."""
-        return self.model.converted(self.device, torch.float64)
+    @property
+    def device(self) -> torch.device:
+        return self.exact.device
 
     @cached_property
     def rounded(self) -> Model:
@@ -79,7 +77,7 @@ class Session:
             method = METHODS[options.method].for_run(self.exact, specs, numerics.budget_bytes, numerics.arithmetic)
         return Run(self, method, options, on_block)
 
-    def search(self, spec: Spec, options: Options, deadline: float) -> Finding:
+    def search(self, spec: Spec, options: Options, deadline: float = math.inf) -> Finding:
         """What a search of the spec's set comes to; gradients are taken also where the caller has switched them off."""
         with torch.enable_grad():
             return falsify(self.exact, spec, self.original, seed=options.seed, deadline=deadline)
@@ -258,6 +256,14 @@ def judged(result: Result, outcome: Bounds | NoBounds, found: Finding, allowance
     if status == "unknown":
         reason = joined(reason, outcome.lost, found.said)
     return dataclasses.replace(result, status=status, margins=margins, reason=reason, ledger=outcome.ledger)
+
+
+def check_ready(model: Model, options: Options, elsewhere: bool = False) -> None:
+    """OptionError unless these options suit the model, and its device is here, or `elsewhere`."""
+    check_model(model)
+    check_executable(model, options.arithmetic)
+    if not elsewhere:
+        usable(options.device, model)
 
 
 def out_of_memory(error: Exception) -> bool:
