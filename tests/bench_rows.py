@@ -1,6 +1,5 @@
 """Rows and instances of the benchmark, made by hand."""
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import torch
 
 from zonogpt_apps.bench.grid import RADII, ModelId
 from zonogpt_apps.bench.instances import Input, Instance, input_hash, write_instances
-from zonogpt_apps.bench.rows import Row
+from zonogpt_apps.bench.rows import BenchRow
 
 MODEL = ModelId("mnist", "small", 2)
 WEIGHTS = "a" * 64
@@ -17,7 +16,7 @@ NASTY = "good </script><b>film</b> & more"
 IDS = torch.tensor([5, 6, 7, 8])  # a token for each word of NASTY
 
 
-def row(**changes) -> Row:
+def row(**changes) -> BenchRow:
     """A proof by E of the image's claim, with these fields changed; `model` sets three of them."""
     model = changes.pop("model", MODEL)
     fields = dict(
@@ -30,10 +29,10 @@ def row(**changes) -> Row:
     )  # fmt: skip
     fields |= changes
     name = "/".join(str(fields[part]) for part in ("task", "size", "blocks", "method", "instance", "radius"))
-    return Row(key=name, **fields)
+    return BenchRow(key=name, **fields)
 
 
-def whole_model(model: ModelId = MODEL, method: str = "E", proved_up_to: float = 1e-4, **changes) -> list[Row]:
+def whole_model(model: ModelId = MODEL, method: str = "E", proved_up_to: float = 1e-4, **changes) -> list[BenchRow]:
     """All 180 rows of a model: 36 instances at five radii."""
     return [
         row(model=model, method=method, instance=f"{k}-0", radius=radius,
@@ -43,29 +42,27 @@ def whole_model(model: ModelId = MODEL, method: str = "E", proved_up_to: float =
     ]  # fmt: skip
 
 
-def text_row(**changes) -> Row:
+def text_row(**changes) -> BenchRow:
     """About the sentence NASTY, of which the second token moves."""
     text = dict(
-        model=ModelId("sst", "small", 2), instance="9-1", claim="1 > 0", input="inputs/sst-9.json", positions=[1],
+        model=ModelId("sst", "small", 2), instance="9-1", claim="1 > 0", input="inputs/sst-9.json", positions=(1,),
         input_hash=input_hash(IDS), training="interval bounds",
     )  # fmt: skip
     return row(**(text | changes))
 
 
-def write_rows(folder: Path, rows: Iterable[Row], name: str = "rows.jsonl") -> Path:
+def write_rows(folder: Path, rows: Iterable[BenchRow], name: str = "rows.jsonl") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text("".join(one.to_json() + "\n" for one in rows))
     return folder
 
 
-def instance_of(one: Row) -> Instance:
+def instance_of(one: BenchRow) -> Instance:
     label, rival = map(int, one.claim.split(" > "))
-    shared = {field.name for field in dataclasses.fields(Instance)} - {"label", "rival", "positions"}
-    positions = None if one.positions is None else tuple(one.positions)
-    return Instance(label=label, rival=rival, positions=positions, **{name: getattr(one, name) for name in shared})
+    return Instance(label=label, rival=rival, **one.subject)
 
 
-def write_benchmark(folder: Path, rows: Sequence[Row]) -> Path:
+def write_benchmark(folder: Path, rows: Sequence[BenchRow]) -> Path:
     """The instances that these rows are about, with their inputs."""
     instances = list({(str(one.model), one.instance, one.radius): instance_of(one) for one in rows}.values())
     raw = {

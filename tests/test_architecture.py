@@ -31,7 +31,7 @@ ALLOWED = {
     "zonogpt_apps.demo": {"support", "model", "spec", "domains", "transforms", "methods", "verification"},
     "cli": {"_version", "errors", "support", "model", "spec", "datasets", "methods", "verification", "studies",
             "zonogpt_check"},
-    "zonogpt_apps.cli": {"methods", "cli", "zonogpt_apps.bench", "zonogpt_apps.demo"},
+    "zonogpt_apps.cli": {"methods", "studies", "cli", "zonogpt_apps.bench", "zonogpt_apps.demo"},
 }  # fmt: skip
 
 # The two modules that put everything together: the library's names, and the command line's.

@@ -23,7 +23,7 @@ from zonogpt_apps.bench.report.page import in_script
 from zonogpt_apps.bench.report.reading import Loaded, load_rows
 from zonogpt_apps.bench.report.sheets import all_sheets, headlines
 from zonogpt_apps.bench.report.summary import summarise
-from zonogpt_apps.bench.rows import Settings
+from zonogpt_apps.bench.rows import BenchSettings
 
 DEEP = ModelId("mnist", "small", 4)
 
@@ -258,7 +258,7 @@ def test_rows_of_other_settings_are_refused(tmp_path):
     instances = write_benchmark(tmp_path / "i", [row(), row(instance="1-1")])
     both = {"one.jsonl": [row()], "two.jsonl": [row(instance="1-1", settings="other")]}
     refused(tmp_path / "rows", both, instances, "different settings")
-    said = Settings("float64", 60.0, None, None, "0.1.0")
+    said = BenchSettings("float64", 60.0, None, None, "0.1.0")
     folder = write_rows(tmp_path / "one", [row(settings=said.digest)])
     (folder / "settings.json").write_text(json.dumps(dataclasses.asdict(said)))
     assert load_rows(folder, instances).settings["timeout"] == 60.0

@@ -18,13 +18,14 @@ from bench_data import write_data
 from program import PROGRAM, stopped, zono
 from second_device import second_device
 from zonogpt.errors import ModelError, OptionError, SpecError
+from zonogpt.studies.engine.watcher import Watcher
 from zonogpt.studies.rows.store import open_store, parse
 from zonogpt.verification.result import Result
 from zonogpt_apps.bench.grid import ModelId
 from zonogpt_apps.bench.instances import Benchmark, Instance
 from zonogpt_apps.bench.make import Candidate, candidates, chosen, make
-from zonogpt_apps.bench.rows import Row, Settings
-from zonogpt_apps.bench.run import Watcher, run, source_commit
+from zonogpt_apps.bench.rows import BenchRow, BenchSettings
+from zonogpt_apps.bench.run import run, source_commit
 from zonogpt_apps.bench.train import train
 from zonogpt_apps.bench.work import claim_reason, claim_status, first_inputs, one_claim
 
@@ -46,11 +47,11 @@ def run_chain(chain: Path, out: Path, methods: tuple[str, ...] = ("E", "ibp"), *
     return run(chain / "instances", chain / "models", methods, out, **options)
 
 
-def rows_in(folder: Path) -> list[Row]:
-    return [row for file in sorted(folder.glob("*.jsonl")) for row in parse(file.read_bytes(), file, Row)[0]]
+def rows_in(folder: Path) -> list[BenchRow]:
+    return [row for file in sorted(folder.glob("*.jsonl")) for row in parse(file.read_bytes(), file, BenchRow)[0]]
 
 
-def content(rows: list[Row]) -> dict[str, tuple[object, ...]]:
+def content(rows: list[BenchRow]) -> dict[str, tuple[object, ...]]:
     """What must not depend on how a run went."""
     return {row.key: (row.instance, row.claim, row.radius, row.method, row.status, row.margin) for row in rows}
 
@@ -363,9 +364,9 @@ class Counter(Watcher):
     def start(self, work: float, rows: int, found: int) -> None:
         self.planned, self.expected = work, rows
 
-    def rows(self, work, rows) -> None:
-        self.done += work
-        self.seen += len(rows)
+    def row(self, row) -> None:
+        self.done += row.work
+        self.seen += 1
 
 
 def test_the_estimate_adds_up(chain, tmp_path):
@@ -418,7 +419,7 @@ def test_two_runs_share_a_directory(chain, tmp_path):
 def test_a_model_that_another_run_has_is_left_out(chain, tmp_path):
     run_chain(chain, tmp_path, ("ibp",), inputs=1)
     settings = json.loads((tmp_path / "settings.json").read_text())
-    with open_store(tmp_path, Settings(**settings), Row, "mnist-tiny-1.jsonl"):
+    with open_store(tmp_path, BenchSettings(**settings), BenchRow, "mnist-tiny-1.jsonl"):
         outcome = run_chain(chain, tmp_path, ("ibp",))
     assert outcome.busy == [MODELS[0]]
     assert {row.model for row in outcome.rows} == {MODELS[1]}
@@ -477,7 +478,7 @@ def test_one_claim_is_the_row_of_that_rival(chain):
 
 
 def test_ray_engine_with_a_killed_worker(chain, tmp_path):
-    """A real cluster of two workers on this machine; one dies in the middle of its piece."""
+    """A real cluster of two workers on this machine; one dies in the middle of its job."""
     ray = pytest.importorskip("ray")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     killed: list[int] = []
@@ -485,7 +486,7 @@ def test_ray_engine_with_a_killed_worker(chain, tmp_path):
     def kill_one() -> None:
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline and not killed:
-            for pid in pids_of_pieces():
+            for pid in pids_of_jobs():
                 os.kill(pid, signal.SIGKILL)
                 killed.append(pid)
                 return
@@ -505,12 +506,12 @@ def test_ray_engine_with_a_killed_worker(chain, tmp_path):
     assert {k: v[:5] for k, v in content(rows).items()} == {k: v[:5] for k, v in content(local.rows).items()}
 
 
-def pids_of_pieces() -> list[int]:
+def pids_of_jobs() -> list[int]:
     """Ray names its workers after what they do."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
-            if "ray::solve_piece" in (place / "cmdline").read_bytes().decode(errors="replace"):
+            if "ray::solve_job" in (place / "cmdline").read_bytes().decode(errors="replace"):
                 found.append(int(place.name))
         except OSError:
             continue

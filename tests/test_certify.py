@@ -19,7 +19,7 @@ from data_files import write_mnist
 from program import stopped, zono
 from zonogpt.cli import app
 from zonogpt.errors import UnsoundError
-from zonogpt.studies.accuracy.rows import Row
+from zonogpt.studies.accuracy.rows import AccuracyRow
 from zonogpt.studies.accuracy.table import as_csv, tabulate
 
 DIGITS = str(zonogpt.zoo.path("digits"))
@@ -93,7 +93,7 @@ def test_rows_are_what_verify_and_attack_say():
 
 
 def test_without_labels_and_without_attack():
-    found = zonogpt.certify(MODEL, Memory(5, labelled=False), (1e-3,), search=False, method="A")
+    found = zonogpt.certify(MODEL, Memory(5, labelled=False), (1e-3,), attack=False, method="A")
     (line,) = found.table
     assert (line.clean, line.attacked, line.examples, line.certified) == (None, None, 5, 5)
     assert all(row.broken is None and row.correct and row.label is None for row in found.rows)
@@ -150,7 +150,7 @@ def test_resume_recomputes_nothing_and_gives_the_same(tmp_path, monkeypatch):
     whole = zonogpt.certify(MODEL, Memory(6), RADII, out=tmp_path / "a")
     file = tmp_path / "a" / "rows.jsonl"
     content = file.read_bytes()
-    assert [Row.from_json(line) for line in content.decode().splitlines()] == sorted(
+    assert [AccuracyRow.from_json(line) for line in content.decode().splitlines()] == sorted(
         whole.rows, key=lambda row: content.index(row.key.encode())
     )
     lines = content.splitlines(keepends=True)
@@ -164,7 +164,7 @@ def test_resume_recomputes_nothing_and_gives_the_same(tmp_path, monkeypatch):
         runs.clear()
         again = zonogpt.certify(MODEL, Memory(6), RADII, out=tmp_path / "a")
         assert lasting(again.rows) == lasting(whole.rows)
-        assert len(runs) == sum(Row.from_json(line.decode()).attack_margin is not None for line in lines[keep:])
+        assert len(runs) == sum(AccuracyRow.from_json(line.decode()).attack_margin is not None for line in lines[keep:])
         assert file.read_bytes().splitlines(keepends=True)[:keep] == lines[:keep]
         for new, old in zip(again.rows, whole.rows, strict=True):
             assert new.margin == (None if old.margin is None else pytest.approx(old.margin, abs=1e-9))
@@ -192,7 +192,7 @@ def test_skip_and_count(tmp_path):
         ({"method": "A"}, "method was 'E', is 'A'"),
         ({"norm": 2.0}, "norm"),
         ({"seed": 1}, "seed"),
-        ({"search": False}, "attack"),
+        ({"attack": False}, "attack"),
         ({"dtype": "float32"}, "dtype"),
         ({"model": zonogpt.load(image_model(2))}, "model"),
     ],
@@ -235,12 +235,12 @@ def test_two_runs_at_once_are_refused(tmp_path):
     from zonogpt.studies.rows.store import open_store
 
     settings = zonogpt.certify(MODEL, Memory(1), (1e-3,), out=tmp_path).settings
-    with open_store(tmp_path, settings, Row), pytest.raises(zonogpt.OptionError, match="another run"):
+    with open_store(tmp_path, settings, AccuracyRow), pytest.raises(zonogpt.OptionError, match="another run"):
         zonogpt.certify(MODEL, Memory(1), (1e-3,), out=tmp_path)
 
 
 def test_csv():
-    table = zonogpt.certify(MODEL, Memory(2, labelled=False), (1e-3, 1e-2), search=False).table
+    table = zonogpt.certify(MODEL, Memory(2, labelled=False), (1e-3, 1e-2), attack=False).table
     header, *lines = as_csv(table).splitlines()
     assert header == "radius,examples,clean,certified,attacked,unknown,seconds,guarantee,arithmetic"
     assert lines[0].startswith("0.001,2,,2,,0,")
@@ -295,7 +295,7 @@ def test_stopped_twice_and_continued(mnist, tmp_path):
     content = rows.read_bytes()
     assert content.startswith(kept)
     assert content.count(b"\n") == total
-    assert len({Row.from_json(line).key for line in content.decode().splitlines()}) == total
+    assert len({AccuracyRow.from_json(line).key for line in content.decode().splitlines()}) == total
 
 
 def in_process(monkeypatch, capsys, *args):

@@ -12,8 +12,10 @@ from second_device import THERE, Elsewhere, second_device
 from zonogpt.datasets.given import Given
 from zonogpt.search.falsify import falsify
 from zonogpt.support.tensors import moved, tensors_in
+from zonogpt.verification.options import Options
+from zonogpt.verification.session import Session
 from zonogpt.verification.witness import moved_tokens, save_witness
-from zonogpt_apps.bench.work import Search, one_claim
+from zonogpt_apps.bench.work import one_claim
 
 IMAGE = torch.rand(6, 4, generator=torch.Generator().manual_seed(5))
 IDS = [3, 5, 1, 12, 7]
@@ -132,7 +134,7 @@ def test_searches_take_a_spec_from_anywhere(name, device):
     for spec in (one_claim(ball(net, LARGE), 0), ball(model, LARGE)):
         assert zonogpt.attack(net, spec).broken
         assert falsify(net, spec, model.source).counterexample is not None
-        assert Search(net)(spec).counterexample is not None
+        assert Session.open(net, Options()).search(spec, Options()).counterexample is not None
         assert falsify(moved(model, torch.device("cpu"), torch.float64), spec, model.source).lowest < 0
 
 

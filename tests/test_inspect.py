@@ -1,6 +1,5 @@
 """inspect(): the paper's numbers, and predictions that hold."""
 
-import importlib
 import json
 import math
 import subprocess
@@ -20,6 +19,7 @@ from zonogpt.methods import METHODS, plan
 from zonogpt.methods.plan import Sizes, chunk_bytes, filling_batch, plan_ellipsoidal
 from zonogpt.methods.structured import VARIANTS
 from zonogpt.methods.tape import forward
+from zonogpt.model.ir import Model
 from zonogpt.support.tensors import map_tensors, tensors_in
 from zonogpt.verification.inspection import dense_bytes, structured_bytes
 
@@ -196,13 +196,15 @@ def test_rows_of_the_claim_are_planned_for():
 
 
 def test_the_run_holds_one_copy_in_float64():
-    """Where the work is done at home, the exact model is the one that the bounds are computed with."""
+    """And in float32 one if, and only if, the method sees rounding through it; the hint's runs share them."""
     model = zonogpt.load(language_model())
-    run = importlib.import_module("zonogpt.verification.run")
-    kept = []
-    with mock.patch.object(run, "_Run", side_effect=lambda *a, _Run=run._Run, **k: kept.append(k) or _Run(*a, **k)):
-        zonogpt.verify(model, zonogpt.embedding_ball(model, [1, 2], [0], 1e-3), method="ibp")
-    assert kept[0]["exact"] is kept[0]["work"]
+    spec = zonogpt.embedding_ball(model, [1, 2], [0], 0.5)
+    for method, wanted in (("E", [torch.float64]), ("ibp", [torch.float64]), ("crown", [torch.float64, torch.float32])):
+        with mock.patch.object(Model, "converted", autospec=True, side_effect=Model.converted) as converted:
+            result = zonogpt.verify(model, spec, method=method)
+        made = [call.args[2] for call in converted.call_args_list if call.args[0] is model]
+        assert made == wanted
+        assert (result.certified_radius is not None) == (method == "E")
 
 
 def test_bad_options():

@@ -332,7 +332,7 @@ def test_radius_zero(method, norm):
 
 
 def test_memory_is_predicted_and_refused_before_it_is_taken(monkeypatch):
-    monkeypatch.setattr(importlib.import_module("zonogpt.verification.run"), "free_bytes", lambda device: 100 << 20)
+    monkeypatch.setattr(importlib.import_module("zonogpt.verification.session"), "free_bytes", lambda device: 100 << 20)
     model = zonogpt.load("zoo:digits")
     spec = zonogpt.image_ball(model, torch.full((28, 28), 0.5), 1e-5)
     result = zonogpt.verify(model, spec, method="deepz")
@@ -357,7 +357,7 @@ def test_deepz_would_not_fit_at_the_width_of_gpt2():
 
 
 def test_every_method_is_refused_where_memory_is_short(monkeypatch):
-    monkeypatch.setattr(importlib.import_module("zonogpt.verification.run"), "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(importlib.import_module("zonogpt.verification.session"), "free_bytes", lambda device: 1000)
     for method in METHODS:
         result = zonogpt.verify(trained("rows"), instances("rows", 1e-4, 1)[0], method=method)
         assert (result.status, result.reason[:7]) == ("unknown", "memory:")

@@ -29,7 +29,7 @@ from zonogpt.model.checkpoint import INDEX, WEIGHTS
 from zonogpt.studies.rows.store import parse
 from zonogpt.support import files
 from zonogpt_apps.bench.instances import Benchmark
-from zonogpt_apps.bench.rows import Row
+from zonogpt_apps.bench.rows import BenchRow
 from zonogpt_apps.bench.training.data import read_sentences
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -320,7 +320,7 @@ def test_deep_and_large_json_is_refused(folder, tmp_path, monkeypatch):
     with pytest.raises(SpecError, match="nested too deeply"):
         Benchmark.read(tmp_path)
     with pytest.raises(OptionError, match="line 1 is damaged"):
-        parse(f"{DEEP}\n{row().to_json()}\n".encode(), tmp_path / "rows.jsonl", Row)
+        parse(f"{DEEP}\n{row().to_json()}\n".encode(), tmp_path / "rows.jsonl", BenchRow)
     monkeypatch.setattr(files, "MOST_BYTES", 100)
     with pytest.raises(ModelError, match="more than 100 bytes"):
         zonogpt.load(folder)

@@ -14,7 +14,7 @@ from zonogpt.errors import OptionError, SpecError
 from zonogpt.methods.baselines import BASELINES
 from zonogpt.spec.claims import margin_claim
 from zonogpt.support.tensors import map_tensors
-from zonogpt.verification.run import judge, rounding_allowance
+from zonogpt.verification.verdict import judge, rounding_allowance
 
 IMAGE = torch.rand(6, 4, generator=torch.Generator().manual_seed(5))
 

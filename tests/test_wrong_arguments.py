@@ -183,7 +183,7 @@ def test_paths_are_strings_or_paths(tmp_path):
     for kind in (str, pathlib.Path):
         data = zonogpt.open_dataset(kind("zoo:digits"), zonogpt.load("zoo:digits"), kind("zoo:digits"))
         assert len(data) == 20
-        found = zonogpt.certify(IMAGES, DATA, [1e-4], search=False, out=kind(tmp_path / kind.__name__))
+        found = zonogpt.certify(IMAGES, DATA, [1e-4], attack=False, out=kind(tmp_path / kind.__name__))
         assert len(found.rows) == 1
         assert (tmp_path / kind.__name__ / "rows.jsonl").exists()
         zonogpt.compare(IMAGES, DATA, ["ibp"], out=kind(tmp_path / f"{kind.__name__} compared"))

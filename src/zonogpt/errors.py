@@ -24,6 +24,10 @@ class WriteError(OptionError):
     """A file or folder that cannot be written; the message names it."""
 
 
+class WorkerError(ZonoGptError):
+    """Worker processes that die of the same job again and again."""
+
+
 class CertificateError(ZonoGptError):
     """A proof has too little room for a certificate, whose checker rounds differently."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json as json_format
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,17 +12,17 @@ from rich.table import Table
 
 from zonogpt.cli import options
 from zonogpt.cli.options import check_writable, norm_of, numbers, size
-from zonogpt.cli.outputs import attempt
+from zonogpt.cli.outputs import as_json, attempt
 from zonogpt.cli.progress import progress_bar
-from zonogpt.cli.stopping import INTERRUPTED, how_to_continue
+from zonogpt.cli.stopping import stoppable
 from zonogpt.cli.tables import print_table
+from zonogpt.cli.watching import BarWatcher
 from zonogpt.datasets import open_dataset
 from zonogpt.errors import OptionError
 from zonogpt.model.hf import load
 from zonogpt.studies.accuracy.certification import Certification
 from zonogpt.studies.accuracy.certification import certify as run
-from zonogpt.studies.accuracy.rows import Row
-from zonogpt.studies.accuracy.table import Line, as_csv
+from zonogpt.studies.accuracy.table import AccuracyLine, as_csv
 from zonogpt.support.files import write_whole
 from zonogpt.verification.result import basis
 
@@ -49,10 +47,13 @@ def certify(
     timeout: Annotated[float | None, typer.Option(help="Seconds per example and radius.")] = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
+    arithmetic: options.Arithmetic = "real",
     budget: options.Budget = None,
     out: Annotated[
-        Path | None, typer.Option(help="Directory for rows, settings, table and picture; goes on where it stopped.")
+        Path | None, typer.Option(help="Directory for rows, settings, table and picture; resumes where it left off.")
     ] = None,
+    engine: options.Engine = "local",
+    workers: options.Workers = None,
     json: options.Json = None,
     quiet: options.Quiet = False,
 ) -> None:
@@ -66,25 +67,15 @@ def certify(
     dataset = open_dataset(data, net, model, split)
     if positions is not None and net.embedding.reads == "images":
         raise OptionError("--positions is for texts; every pixel of an image moves")
-    kept = 0
-    try:
-        with progress_bar(quiet) as bar:
-            examples = len(dataset) - skip if count is None else min(count, len(dataset) - skip)
-            task = bar.add_task("reading", total=max(0, examples) * len(radii))
-
-            def show(row: Row) -> None:
-                nonlocal kept
-                kept += 1
-                bar.update(task, advance=1, description=f"{row.name}, radius {row.radius:g}: {row.status}")
-
+    with progress_bar(quiet) as bar:
+        watcher = BarWatcher(bar)
+        with stoppable(watcher, out):
             found = run(
                 net, dataset, radii, count=count, skip=skip, norm=norm_of(norm), method=method,
-                positions=positions or "last", search=attack, seed=seed, timeout=timeout, device=device, dtype=dtype,
-                budget_bytes=budget_bytes, out=out, on_row=show,
+                positions=positions or "last", attack=attack, seed=seed, timeout=timeout, device=device, dtype=dtype,
+                budget_bytes=budget_bytes, out=out, arithmetic=arithmetic, engine=engine, workers=workers,
+                watcher=watcher,
             )  # fmt: skip
-    except KeyboardInterrupt:
-        typer.echo(f"stopped after {kept} rows; {how_to_continue(out)}", err=True)
-        raise typer.Exit(INTERRUPTED) from None
     print(headline(found.table[-1]))
     if not quiet:
         print_table(as_table(found.table))
@@ -104,23 +95,18 @@ def write(found: Certification, model: str, out: Path | None, json: Path | None)
         title = f"{Path(model).name}: accuracy under {ball} changes, method {found.settings.method}"
         done.append(attempt(draw_accuracy, found.table, title, out / "certified.png"))
     if json is not None:
-        whole = {
-            "settings": dataclasses.asdict(found.settings),
-            "table": [dataclasses.asdict(line) for line in found.table],
-            "rows": [json_format.loads(row.to_json()) for row in found.rows],
-        }
-        done.append(attempt(write_whole, json, json_format.dumps(whole, indent=2) + "\n"))
+        done.append(attempt(write_whole, json, as_json(found.settings, found.table, found.rows)))
     return all(done)
 
 
-def headline(line: Line) -> str:
+def headline(line: AccuracyLine) -> str:
     clean = "no labels" if line.clean is None else f"clean {line.clean}"
     attacked = "not attacked" if line.attacked is None else f"attacked {line.attacked}"
     proofs = basis(line.guarantee, line.arithmetic)
     return f"certified {line.certified} of {line.examples} at radius {line.radius:g} ({clean}, {attacked}; {proofs})"
 
 
-def as_table(lines: Sequence[Line]) -> Table:
+def as_table(lines: Sequence[AccuracyLine]) -> Table:
     table = Table()
     for heading in ("radius", "clean", "certified", "attacked", "unknown", "s / example"):
         table.add_column(heading, justify="right")

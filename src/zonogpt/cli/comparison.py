@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json as json_format
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,9 +14,9 @@ from rich.table import Table
 from zonogpt.cli import options
 from zonogpt.cli.inputs import open_inputs
 from zonogpt.cli.options import check_writable, norm_of, numbers, size
-from zonogpt.cli.outputs import attempt
+from zonogpt.cli.outputs import as_json, attempt
 from zonogpt.cli.progress import progress_bar
-from zonogpt.cli.stopping import INTERRUPTED, how_to_continue
+from zonogpt.cli.stopping import stoppable
 from zonogpt.cli.tables import print_table
 from zonogpt.cli.watching import BarWatcher
 from zonogpt.methods import METHODS
@@ -26,7 +24,7 @@ from zonogpt.model.hf import load
 from zonogpt.studies.radii.comparison import Comparison
 from zonogpt.studies.radii.comparison import compare as run
 from zonogpt.studies.radii.rows import ATTACK
-from zonogpt.studies.radii.table import Line, as_csv, tabulate
+from zonogpt.studies.radii.table import MethodLine, as_csv, tabulate
 from zonogpt.support.files import write_whole
 
 ALL = "E,A,F,D,M,crown,deepz,covenn,ibp,attack"
@@ -53,8 +51,11 @@ def compare(
     timeout: Annotated[float | None, typer.Option(help="Seconds per input and method.")] = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
+    arithmetic: options.Arithmetic = "real",
     budget: options.Budget = None,
     out: options.Out = None,
+    engine: options.Engine = "local",
+    workers: options.Workers = None,
     json: options.Json = None,
     quiet: options.Quiet = False,
 ) -> None:
@@ -69,15 +70,13 @@ def compare(
     dataset, tokens = open_inputs(net, model, data, split, image, text, ids, positions, label)
     with progress_bar(quiet) as bar:
         watcher = BarWatcher(bar)
-        try:
+        with stoppable(watcher, out):
             found = run(
                 net, dataset, names, low or min(grid), high or 10 * max(grid), grid, tolerance, count=count, skip=skip,
                 norm=norm_of(norm), positions=tokens, seed=seed, timeout=timeout, device=device, dtype=dtype,
-                budget_bytes=budget_bytes, out=out, watcher=watcher,
+                budget_bytes=budget_bytes, out=out, watcher=watcher, arithmetic=arithmetic, engine=engine,
+                workers=workers,
             )  # fmt: skip
-        except KeyboardInterrupt:
-            typer.echo(f"stopped after {watcher.kept} rows; {how_to_continue(out)}", err=True)
-            raise typer.Exit(INTERRUPTED) from None
     lines = tabulate(found.rows, found.methods, grid)
     print(headline(lines))
     if not quiet:
@@ -87,7 +86,7 @@ def compare(
         print(f"in {out}: rows.jsonl, settings.json, table.csv, comparison.png")
 
 
-def write(found: Comparison, lines: Sequence[Line], model: str, out: Path | None, json: Path | None) -> bool:
+def write(found: Comparison, lines: Sequence[MethodLine], model: str, out: Path | None, json: Path | None) -> bool:
     """Whether all files could be written; those that could not are named."""
     grid, done = found.settings.grid, []
     if out is not None:
@@ -97,28 +96,24 @@ def write(found: Comparison, lines: Sequence[Line], model: str, out: Path | None
         title = f"{Path(model).name}: {lines[0].inputs} inputs, l_{found.settings.norm} ball"
         done.append(attempt(draw_comparison, lines, found.rows, grid, title, out / "comparison.png"))
     if json is not None:
-        whole = {
-            "settings": dataclasses.asdict(found.settings),
-            "table": [dataclasses.asdict(line) for line in lines],
-            "rows": [json_format.loads(row.to_json()) for row in found.rows],
-        }
-        done.append(attempt(write_whole, json, json_format.dumps(whole, indent=2, allow_nan=False) + "\n"))
+        done.append(attempt(write_whole, json, as_json(found.settings, lines, found.rows)))
     return all(done)
 
 
-def headline(lines: Sequence[Line]) -> str:
+def headline(lines: Sequence[MethodLine]) -> str:
     """Who proves the largest radii."""
     able = [line for line in lines if line.radius and line.method != ATTACK]
     ranked = sorted(able, key=lambda line: -(line.radius or 0.0))
     if not ranked:
         return "no method certifies anything at these radii"
-    return "certified radius, mean: " + ", ".join(
+    about = "" if ranked[0].arithmetic == "real" else f" in {ranked[0].arithmetic} arithmetic"
+    return f"certified radius{about}, mean: " + ", ".join(
         f"{line.method} {line.radius:.3g}" + (" (rounding estimated)" if line.guarantee == "estimated" else "")
         for line in ranked
     )
 
 
-def as_table(lines: Sequence[Line], grid: Sequence[float]) -> Table:
+def as_table(lines: Sequence[MethodLine], grid: Sequence[float]) -> Table:
     table = Table(
         title=f"Proved at each radius, of {lines[0].inputs} inputs (attack: not broken, smallest broken)",
         title_justify="left",

@@ -31,12 +31,14 @@ Dtype = Annotated[str | None, typer.Option(help="float64 (default) or float32.")
 Arithmetic = Annotated[str, typer.Option(help="What the verdict is about: real, or any execution in float32.")]
 Budget = Annotated[str | None, typer.Option(help="Memory of a run, or generator pool (A, F, M, D), as 512MiB.")]
 Json = Annotated[Path | None, typer.Option(help="Write settings, table and rows to this file.")]
+Engine = Annotated[str, typer.Option(help="local, or ray: a Ray cluster (RAY_ADDRESS; else one here).")]
+Workers = Annotated[int | None, typer.Option(help="At a time. Default: 1 here, of a cluster as many as fit.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the first line only.")]
 Data = Annotated[
     Path | None, typer.Option(help="MNIST files, a folder LABEL/*.png, lines LABEL<TAB>TEXT, or zoo:digits.")
 ]
 EachPosition = Annotated[str | None, typer.Option(help="Tokens, each moved on its own: last, all, random:2, or 1,4.")]
-Out = Annotated[Path | None, typer.Option(help="Directory for rows, table and picture; goes on where it stopped.")]
+Out = Annotated[Path | None, typer.Option(help="Directory for rows, table and picture; resumes where it left off.")]
 
 UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 

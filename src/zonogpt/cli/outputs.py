@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import json
 import os
-from collections.abc import Callable
-from typing import Any, TextIO
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 from rich.text import Text
 
 from zonogpt.errors import WriteError
+from zonogpt.studies.rows.record import RunSettings, StoredRow, plain
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 def complain(what: object) -> None:
@@ -26,6 +32,16 @@ def attempt(write: Callable[..., object], *args: object) -> bool:
         complain(error)
         return False
     return True
+
+
+def as_json(settings: RunSettings, lines: Sequence[DataclassInstance], rows: Sequence[StoredRow]) -> str:
+    """A whole run: its settings, its table and its rows. Infinities are the strings "inf" and "-inf"."""
+    whole = {
+        "settings": dataclasses.asdict(settings),
+        "table": [plain(dataclasses.asdict(line)) for line in lines],
+        "rows": [json.loads(row.to_json()) for row in rows],
+    }
+    return json.dumps(whole, indent=2, allow_nan=False) + "\n"
 
 
 class Guarded:

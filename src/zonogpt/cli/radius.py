@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json as json_format
 import math
 import sys
 from collections.abc import Sequence
@@ -16,9 +14,9 @@ from rich.table import Table
 from zonogpt.cli import options
 from zonogpt.cli.inputs import open_inputs
 from zonogpt.cli.options import check_writable, norm_of, size
-from zonogpt.cli.outputs import attempt
+from zonogpt.cli.outputs import as_json, attempt
 from zonogpt.cli.progress import progress_bar
-from zonogpt.cli.stopping import INTERRUPTED, how_to_continue
+from zonogpt.cli.stopping import stoppable
 from zonogpt.cli.tables import print_table
 from zonogpt.cli.watching import BarWatcher
 from zonogpt.model.hf import load
@@ -51,8 +49,11 @@ def radius(
     timeout: Annotated[float | None, typer.Option(help="Seconds per input, for proofs and attack each.")] = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
+    arithmetic: options.Arithmetic = "real",
     budget: options.Budget = None,
     out: options.Out = None,
+    engine: options.Engine = "local",
+    workers: options.Workers = None,
     json: options.Json = None,
     quiet: options.Quiet = False,
 ) -> None:
@@ -68,15 +69,12 @@ def radius(
     methods = (method, ATTACK) if attack else (method,)
     with progress_bar(quiet) as bar:
         watcher = BarWatcher(bar)
-        try:
+        with stoppable(watcher, out):
             found = compare(
                 net, dataset, methods, low, high, tolerance=tolerance, count=count, skip=skip, norm=norm_of(norm),
                 positions=tokens, seed=seed, timeout=timeout, device=device, dtype=dtype, budget_bytes=budget_bytes,
-                out=out, watcher=watcher,
+                out=out, watcher=watcher, arithmetic=arithmetic, engine=engine, workers=workers,
             )  # fmt: skip
-        except KeyboardInterrupt:
-            typer.echo(f"stopped after {watcher.kept} rows; {how_to_continue(out)}", err=True)
-            raise typer.Exit(INTERRUPTED) from None
     lines = by_input(found.rows, method)
     print(headline(lines))
     if not quiet:
@@ -98,17 +96,8 @@ def write(
         title = f"{Path(model).name}, method {method}, l_{found.settings.norm} ball"
         done.append(attempt(draw_inputs, lines, title, out / "radius.png"))
     if json is not None:
-        whole = {
-            "settings": dataclasses.asdict(found.settings),
-            "table": [{k: plain(v) for k, v in dataclasses.asdict(line).items()} for line in lines],
-            "rows": [json_format.loads(row.to_json()) for row in found.rows],
-        }
-        done.append(attempt(write_whole, json, json_format.dumps(whole, indent=2, allow_nan=False) + "\n"))
+        done.append(attempt(write_whole, json, as_json(found.settings, lines, found.rows)))
     return all(done)
-
-
-def plain(value: object) -> object:
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def headline(lines: Sequence[InputLine]) -> str:

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from rich.progress import Progress
 
-from zonogpt.studies.radii.comparison import Watcher
-from zonogpt.studies.radii.rows import Row
-from zonogpt.studies.radii.search import Trial
+from zonogpt.studies.engine.watcher import Watcher
+from zonogpt.studies.rows.record import StoredRow
 
 
 class BarWatcher(Watcher):
+    """Shows how many rows there are, and what is done at the moment."""
+
     def __init__(self, bar: Progress) -> None:
-        self.bar, self.now, self.kept = bar, "", 0
+        self.bar, self.rows = bar, 0
         self.at = bar.add_task("reading", total=None)
 
-    def start(self, total: int) -> None:
-        self.bar.update(self.at, total=total)
+    @property
+    def kept(self) -> str:
+        return f"{self.rows} rows"
 
-    def task(self, name: str, method: str) -> None:
-        self.now = f"{name}, {method}"
-        self.bar.update(self.at, description=self.now)
+    def start(self, work: float, rows: int, found: int) -> None:
+        self.rows = found
+        self.bar.update(self.at, total=found + rows, completed=found)
 
-    def trial(self, trial: Trial) -> None:
-        self.bar.update(self.at, description=f"{self.now}, radius {trial.radius:g}: {trial.status}")
+    def job(self, name: str) -> None:
+        self.note(name)
 
-    def row(self, row: Row) -> None:
-        self.kept += 1
-        self.bar.update(self.at, advance=1)
+    def note(self, what: str) -> None:
+        self.bar.update(self.at, description=what)
+
+    def row(self, row: StoredRow) -> None:
+        self.rows += 1
+        self.bar.update(self.at, advance=1, description=row.summary)

@@ -26,6 +26,9 @@ class Rules:
         for part, where in self._missing(model):
             raise ModelError(f"{who} has no rule for {part} ({where} of {model.name})")
 
+    def cover(self, model: Model) -> bool:
+        return next(self._missing(model), None) is None
+
     def _missing(self, model: Model) -> Iterator[tuple[str, str]]:
         for number, block in enumerate(model.blocks, start=1):
             where = f"block {number}"

@@ -45,7 +45,7 @@ from zonogpt.transforms.ellipsoidal.mlp import MlpStep
 from zonogpt.transforms.ellipsoidal.norm import NormStep
 from zonogpt.verification.options import resolve_device
 from zonogpt.verification.precision import full_precision
-from zonogpt.verification.run import check_match, out_of_memory
+from zonogpt.verification.session import check_match, out_of_memory
 from zonogpt_check import check as checker
 from zonogpt_check.sets import InvalidError, UnreadableError
 

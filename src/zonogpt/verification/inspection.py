@@ -14,7 +14,7 @@ from zonogpt.methods.plan import Plan, Sizes, block_sizes, held_bytes
 from zonogpt.methods.structured import pool_limit
 from zonogpt.model.ir import Model, check_model
 from zonogpt.support.tensors import tensors_in
-from zonogpt.verification.options import check_limits, resolve_dtype
+from zonogpt.verification.options import as_dtype, check_limits
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Inspection:
     structured_input_bytes: int  # input generators stored per token, 8 bytes each (the paper's example)
     dense_input_bytes: int  # the same as dense generators
     generator_limit: int
-    plans: dict[str, Plan]  # method -> prediction
+    plans: dict[str, Plan]  # method -> prediction, of those that have rules for the model
 
 
 def inspect(
@@ -47,7 +47,7 @@ def inspect(
 ) -> Inspection:
     """Sizes and predictions. For text: `tokens` ids (default: as many as fit), of which `positions` move (all)."""
     check_model(model)
-    run_dtype = resolve_dtype(dtype)
+    run_dtype = as_dtype(dtype)
     check_limits(None, budget_bytes)
     d = model.width
     if model.embedding.reads == "images":
@@ -68,7 +68,7 @@ def inspect(
     rows = max(1, model.n_outputs - 1)
     sizes = Sizes(S, S, d, block_sizes(model), inputs, per_token, rows, model.device.type)
     numerics = Numerics(run_dtype, budget_bytes=budget_bytes)
-    plans = {name: method.plan(sizes, numerics) for name, method in METHODS.items()}
+    plans = {name: method.plan(sizes, numerics) for name, method in METHODS.items() if method.rules.cover(model)}
     n_parameters = count_parameters(model)
     run_parameters = count_parameters((model.blocks, model.head))
     return Inspection(

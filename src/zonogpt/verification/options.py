@@ -1,18 +1,62 @@
-"""Options that several functions share: read and checked here, before any work."""
+"""How a model is verified: one value, checked at the door and passed on whole."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from zonogpt.errors import OptionError
-from zonogpt.methods import METHODS
+from zonogpt.methods import METHODS, guarantee
+from zonogpt.methods.ledger import Guarantee
+from zonogpt.methods.method import Numerics
 from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.ir import Model
 from zonogpt.support.tensors import tensors_in
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to verify; what to verify is in the spec. OptionError for values that make no sense, as it is made."""
+
+    method: str = "E"
+    attack: bool = False  # search for a counterexample first
+    timeout: float | None = None  # seconds per spec
+    device: torch.device | None = None  # None: where the model is
+    dtype: torch.dtype = torch.float64  # of generators and tangents
+    budget_bytes: int | None = None
+    arithmetic: Arithmetic = "real"
+    seed: int = 0  # of the attack
+    hint: bool = False  # if unknown: look for a smaller radius that is certified
+
+    def __post_init__(self) -> None:
+        check_method(self.method)
+        check_seed(self.seed)
+        check_limits(self.timeout, self.budget_bytes)
+        if self.arithmetic != "real" and self.guarantee == "estimated":
+            raise OptionError(
+                f"method {self.method} estimates rounding: it can say nothing about executions in {self.arithmetic}"
+            )
+
+    @property
+    def numerics(self) -> Numerics:
+        return Numerics(self.dtype, self.arithmetic, self.budget_bytes)
+
+    def of(self, method: str) -> Options:
+        """The same for another method."""
+        return replace(self, method=method)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """How a proof by this method accounts for its own rounding."""
+        return guarantee(self.method)
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
 
 
 def check_method(name: object) -> None:
@@ -30,7 +74,7 @@ def check_list(value: object, what: str) -> None:
         raise OptionError(f"{what} must be a list; got {type(value).__name__} {repr(value)[:40]}")
 
 
-def resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype:
+def as_dtype(dtype: str | torch.dtype | None) -> torch.dtype:
     if dtype is None:
         return torch.float64
     name = str(dtype).removeprefix("torch.")
@@ -39,16 +83,34 @@ def resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype:
     return DTYPES[name]
 
 
-def resolve_device(device: str | torch.device | None, model: Model) -> torch.device:
+def as_device(device: str | torch.device | None) -> torch.device | None:
+    """The device that is named. Whether it can be used is seen where the work is done: by `usable`."""
+    if device is None:
+        return None
+    try:
+        return torch.device(device)
+    except Exception as error:  # of many types, by what is wrong with the name
+        raise _unusable(device, error) from error
+
+
+def usable(device: torch.device | None, model: Model) -> torch.device:
+    """The device, by default the model's; OptionError unless it computes."""
     if device is None:
         return model.device
     try:
-        resolved = torch.device(device)
-        torch.zeros(1, device=resolved, dtype=torch.float64).item()  # something must really be computed there
+        torch.zeros(1, device=device, dtype=torch.float64).item()  # something must really be computed there
     except Exception as error:  # only torch runs here, and what it raises depends on the backend that is missing
-        reason = (str(error) or type(error).__name__).splitlines()[0][:120]
-        raise OptionError(f"device {str(device)!r} cannot be used here: {reason}") from error
-    return resolved
+        raise _unusable(device, error) from error
+    return device
+
+
+def resolve_device(device: str | torch.device | None, model: Model) -> torch.device:
+    return usable(as_device(device), model)
+
+
+def _unusable(device: object, error: Exception) -> OptionError:
+    reason = (str(error) or type(error).__name__).splitlines()[0][:120]
+    return OptionError(f"device {str(device)!r} cannot be used here: {reason}")
 
 
 def check_limits(timeout: float | None, budget_bytes: int | None) -> None:

@@ -16,6 +16,7 @@ from zonogpt.model.arithmetic import Arithmetic, meaning
 from zonogpt.support.tensors import ByValue
 
 Status = Literal["verified", "falsified", "unknown", "timeout"]
+Stopped = Literal["timeout", "memory", "overflow"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +41,7 @@ class Result(ByValue):
     replayed: dict[str, float] | None = None  # its lowest margin in the Hugging Face model, by dtype
     certified_radius: float | None = None  # a smaller radius that is certified, where this one is not
     ledger: Ledger = field(default_factory=Ledger)
+    stopped: Stopped | None = None  # why there are no bounds; None: there are, or a counterexample made them needless
 
     @property
     def verdict(self) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,17 +36,15 @@ INPUT = re.compile(r"(\w[\w.-]*/)*\w[\w.-]*", re.ASCII)  # below the directory, 
 
 
 @dataclass(frozen=True)
-class Instance:
-    """The claim: output `label` stays above output `rival` for every input of the l_inf ball."""
+class Subject:
+    """What an instance is about, and every row about it: a model, an input, and how far which part of it moves."""
 
     task: str
     size: str
     blocks: int
     instance: str  # unique within model and radius
     radius: float
-    label: int
-    rival: int
-    input: str  # file
+    input: str  # file, in the instances' directory
     positions: tuple[int, ...] | None  # token embeddings that move, from 0; None: all pixels, clipped to [0, 1]
     relative_radius: float  # the largest l_2 change over the l_2 norm of what moves
     accuracy: float  # of the model
@@ -58,12 +57,28 @@ class Instance:
         return ModelId(self.task, self.size, self.blocks)
 
     @property
+    def subject(self) -> dict[str, Any]:
+        """The fields above by name."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(Subject)}
+
+
+@dataclass(frozen=True)
+class Instance(Subject):
+    """The claim: output `label` stays above output `rival` for every input of the l_inf ball."""
+
+    label: int
+    rival: int
+
+    @property
     def claim(self) -> str:
         return f"{self.label} > {self.rival}"
 
     @cached_property
     def hash(self) -> str:
-        return digest([getattr(self, field.name) for field in dataclasses.fields(self)])
+        """Rows are known by it, so what it is made from keeps its order: the claim behind the radius."""
+        names = list(self.subject)
+        at = names.index("radius") + 1
+        return digest([getattr(self, name) for name in (*names[:at], "label", "rival", *names[at:])])
 
     @property
     def set_hash(self) -> str:
@@ -76,10 +91,7 @@ class Instance:
     @staticmethod
     def from_json(text: str) -> Instance:
         """Raises ValueError, TypeError or KeyError for anything that is no instance."""
-        fields = parse_json(text)
-        if fields["positions"] is not None:
-            fields["positions"] = tuple(fields["positions"])
-        instance = Instance(**fields)
+        instance = Instance(**with_tuple(parse_json(text)))
         kinds = {"task": str, "size": str, "blocks": int, "instance": str, "radius": float, "label": int, "rival": int}
         wrong = [name for name, kind in kinds.items() if type(getattr(instance, name)) is not kind]
         classes = range(N_CLASSES.get(instance.task, 0))
@@ -149,6 +161,11 @@ class Benchmark:
         if instance.positions is None:
             return image_ball(model, raw.float() / 255, instance.radius, instance.label)
         return embedding_ball(model, raw.tolist(), instance.positions, instance.radius, instance.label)
+
+
+def with_tuple(fields: dict[str, Any]) -> dict[str, Any]:
+    """A subject's fields from JSON, which knows lists only."""
+    return fields | {"positions": None if fields["positions"] is None else tuple(fields["positions"])}
 
 
 def input_hash(raw: Tensor) -> str:

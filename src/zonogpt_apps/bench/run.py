@@ -1,42 +1,36 @@
-"""bench run: every instance by every method, each row on the disk as soon as it is known (by Ray: piece by piece).
+"""bench run: every instance by every method, each row on the disk as soon as it is known.
 
-Rows go to OUT/MODEL.jsonl, one file per model, which one process at a time may write: several runs may share OUT, and
-each takes the models that no other has. What is there is not done again.
+Rows go to OUT/MODEL.jsonl, one file per model, which one run at a time may write: several runs may share OUT, and each
+takes the models that no other has. What is there is not done again.
 """
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from zonogpt._version import __version__
 from zonogpt.errors import ModelError, OptionError
+from zonogpt.model.arithmetic import check_arithmetic
 from zonogpt.search.descent import RESTARTS, STEPS
+from zonogpt.studies.engine.engine import Engine, collect
+from zonogpt.studies.engine.watcher import Watcher
 from zonogpt.studies.rows.store import BusyError, RowStore, content_of, open_store, parse
-from zonogpt.verification.options import check_limits, check_method, resolve_dtype
-from zonogpt_apps.bench.grid import SIZES, ModelId
+from zonogpt.verification.options import Options, as_device, as_dtype
+from zonogpt_apps.bench.grid import SEED, ModelId
 from zonogpt_apps.bench.instances import Benchmark, Instance
-from zonogpt_apps.bench.rows import Row, Settings
-from zonogpt_apps.bench.work import Job, Worker, first_inputs
+from zonogpt_apps.bench.rows import BenchRow, BenchSettings, work
+from zonogpt_apps.bench.work import BenchJob, BenchTask, first_inputs, key_of, propagations
 
-
-class Watcher:
-    """Told what a run does; a command line shows it. Work is counted in units about as long as each other."""
-
-    def start(self, work: float, rows: int, found: int) -> None:
-        """So much is to be done, for so many rows; so many were there."""
-
-    def model(self, model: ModelId, method: str) -> None: ...
-
-    def rows(self, work: float, rows: Sequence[Row]) -> None: ...
+TOGETHER = 20  # propagations in a job that has to travel: enough for batches, few enough to lose
 
 
 @dataclass
 class Outcome:
-    rows: list[Row] = field(default_factory=list)  # of the models and methods that were asked for, old and new
+    rows: list[BenchRow] = field(default_factory=list)  # of the models and methods that were asked for, old and new
     busy: list[ModelId] = field(default_factory=list)  # models that another run was at
 
 
@@ -56,22 +50,25 @@ def run(
     engine: str = "local",
     workers: int | None = None,
     watcher: Watcher | None = None,
+    arithmetic: str = "real",
 ) -> Outcome:
     """Rows for the instances in `instances` about the models in `trained`, which `out` then holds.
 
     `models` and `inputs` (the first so many of each model) say which; `attack` searches counterexamples of what was not
-    proved. `engine` "ray" spreads the work over a Ray cluster: `workers` at a time (all there is room for, without).
+    proved. `engine` and `workers` spread the work over processes here or on a Ray cluster, whose machines must see the
+    same files: see zonogpt.certify.
     """
-    for method in methods:
-        check_method(method)
-    check_limits(timeout, budget_bytes)
+    where = Engine(engine, workers)
     if not methods or len(set(methods)) != len(methods):
         raise OptionError(f"give at least one method, each once; got {', '.join(methods)}")
-    if engine not in ("local", "ray"):
-        raise OptionError(f"engine {engine!r} is unknown; there are local and ray")
-    for what, number in (("inputs", inputs), ("workers", workers)):
-        if number is not None and number < 1:
-            raise OptionError(f"the number of {what} must be at least 1; got {number}")
+    options = Options(
+        method=methods[0], attack=attack, timeout=None if timeout is None else float(timeout), device=as_device(device),
+        dtype=as_dtype(dtype), budget_bytes=budget_bytes, arithmetic=check_arithmetic(arithmetic), seed=SEED,
+    )  # fmt: skip
+    for method in methods:
+        options.of(method)  # which may be unknown, or refuse the arithmetic
+    if inputs is not None and inputs < 1:
+        raise OptionError(f"the number of inputs must be at least 1; got {inputs}")
     instances, trained = instances.resolve(), trained.resolve()  # workers elsewhere have another working directory
     benchmark = Benchmark.read(instances)
     chosen = benchmark.models if models is None else tuple(dict.fromkeys(models))
@@ -80,99 +77,82 @@ def run(
             raise OptionError(f"{instances} has no instances of {model}")
         if not (trained / str(model)).is_dir():
             raise ModelError(f"{trained} has no {model}")
-    settings = Settings(
-        dtype=str(resolve_dtype(dtype)).removeprefix("torch."),
-        timeout=None if timeout is None else float(timeout),  # 60 and 60.0 are the same settings
+    settings = BenchSettings(
+        dtype=options.dtype_name,
+        timeout=options.timeout,  # a float: 60 and 60.0 are the same settings
         budget=budget_bytes,
         attack=f"{RESTARTS} restarts, {STEPS} steps" if attack else None,
         version=__version__,
+        arithmetic=options.arithmetic,
     )
-    worker = Worker(benchmark, trained, settings, device, commit or source_commit())
-    work = Work(worker, tuple(methods), inputs, out, watcher or Watcher())
-    work.announce(chosen)
-    if engine == "ray":
-        from zonogpt_apps.bench.ray_engine import spread  # ray is an extra
-
-        return spread(work, chosen, workers)
-    return one_by_one(work, chosen)
+    task = BenchTask(benchmark, trained, options, settings, commit or source_commit())
+    return BenchRun(task, tuple(methods), inputs, out, where, watcher or Watcher()).over(chosen)
 
 
 @dataclass(frozen=True)
-class Work:
-    """What is to be done for each model, and where its rows go."""
+class BenchRun:
+    """What is to be done for each model, by whom, and where its rows go."""
 
-    worker: Worker
+    task: BenchTask
     methods: tuple[str, ...]
     inputs: int | None
     out: Path
+    engine: Engine
     watcher: Watcher
 
-    def instances(self, model: ModelId) -> list[Instance]:
-        return first_inputs(self.worker.benchmark.of(model), self.inputs)
-
-    def jobs(self, model: ModelId, done: Collection[str]) -> list[Job]:
-        return self.worker.open_jobs(self.instances(model), self.methods, done)
+    def over(self, models: Sequence[ModelId]) -> Outcome:
+        """Alone one model after the other, so that other runs may take those that wait; all at once otherwise."""
+        self.announce(models)
+        outcome = Outcome()
+        for some in [[model] for model in models] if self.engine.alone else [models]:
+            with ExitStack() as stack:
+                stores: dict[ModelId, RowStore[BenchRow]] = {}
+                for model in some:
+                    try:
+                        store = open_store(self.out, self.task.settings, BenchRow, rows_file(model))
+                        stores[model] = stack.enter_context(store)
+                    except BusyError:
+                        outcome.busy.append(model)
+                parts = [(store, self.jobs(model)) for model, store in stores.items()]
+                collect(self.engine, self.task, parts, self.watcher)
+                outcome.rows += [store.finished[key] for model, store in stores.items() for key in self.keys(model)]
+        return outcome
 
     def announce(self, models: Sequence[ModelId]) -> None:
         """Tells the watcher how much there is to do, as far as the files say at the moment."""
-        jobs, wanted = [], 0
+        todo, found = [], 0
         for model in models:
             file = self.out / rows_file(model)
-            known = parse(content_of(file), file, Row)[0] if file.exists() else []
-            jobs += self.jobs(model, {row.key for row in known})
-            wanted += len(self.instances(model)) * len(self.methods)
-        todo = sum(len(job.instances) for job in jobs)
-        self.watcher.start(sum(cost(job.method, job.instances[0].model) for job in jobs), todo, wanted - todo)
+            known = {row.key for row in parse(content_of(file), file, BenchRow)[0]} if file.exists() else set()
+            open_ = [
+                work(method, instance)
+                for method in self.methods
+                for instance in self.instances(model)
+                if key_of(self.task.settings.digest, method, instance) not in known
+            ]
+            todo += open_
+            found += len(self.instances(model)) * len(self.methods) - len(open_)
+        self.watcher.start(sum(todo), len(todo), found)
 
-    def store(self, model: ModelId) -> AbstractContextManager[RowStore[Row]]:
-        return open_store(self.out, self.worker.settings, Row, rows_file(model))
+    def instances(self, model: ModelId) -> list[Instance]:
+        return first_inputs(self.task.benchmark.of(model), self.inputs)
 
-    def keep(self, store: RowStore[Row], rows: Sequence[Row]) -> None:
-        for row in rows:
-            store.append(row)
-        self.watcher.rows(cost(rows[0].method, rows[0].model), rows)
+    def jobs(self, model: ModelId) -> Iterator[BenchJob]:
+        """Method by method."""
+        whole = propagations(self.instances(model))
+        size = len(whole) if self.engine.alone else TOGETHER
+        for method in self.methods:
+            for start in range(0, len(whole), size):
+                yield BenchJob(self.task.settings.digest, model, method, tuple(whole[start : start + size]))
 
-    def finished(self, model: ModelId, store: RowStore[Row]) -> list[Row]:
-        """All rows that were asked for, in the order of the instances."""
-        keys = [self.worker.key(method, instance) for method in self.methods for instance in self.instances(model)]
-        return [store.finished[key] for key in keys]
-
-
-def one_by_one(work: Work, models: Sequence[ModelId]) -> Outcome:
-    """In this process, one model after the other."""
-    outcome = Outcome()
-    for model in models:
-        try:
-            with work.store(model) as store:
-                solve_model(work, model, store)
-                outcome.rows += work.finished(model, store)
-        except BusyError:
-            outcome.busy.append(model)
-    return outcome
-
-
-def solve_model(work: Work, model: ModelId, store: RowStore[Row]) -> None:
-    jobs = work.jobs(model, store.finished.keys())
-    if not jobs:
-        return
-    net = work.worker.load(model)
-    for method in work.methods:
-        todo = [job for job in jobs if job.method == method]
-        if todo:
-            work.watcher.model(model, method)
-            work.worker.solve(net, todo, lambda rows: work.keep(store, rows))
+    def keys(self, model: ModelId) -> list[str]:
+        """Of all rows that were asked for, in the order of the instances."""
+        digest = self.task.settings.digest
+        return [key_of(digest, method, instance) for method in self.methods for instance in self.instances(model)]
 
 
 def rows_file(model: ModelId) -> str:
     return f"{model}.jsonl"
-
-
-SLOWER = {"E": 1.0, "A": 6.0, "F": 4.0, "D": 4.0, "M": 2.0, "ibp": 0.2, "deepz": 60.0, "crown": 60.0, "covenn": 30.0}
-
-
-def cost(method: str, model: ModelId) -> float:
-    """About how long a propagation takes, in units of its own: for the estimate on the progress bar."""
-    return SLOWER.get(method.removesuffix("-literal"), 1.0) * model.blocks * (SIZES[model.size][0] / 768) ** 2
 
 
 def source_commit() -> str:

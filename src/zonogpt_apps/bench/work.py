@@ -1,12 +1,12 @@
-"""The work of a run: instances that share a propagation become a job, and a solved job becomes rows."""
+"""The work of a run: instances that share a propagation, propagations that become rows."""
 
 from __future__ import annotations
 
-import datetime
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -14,50 +14,80 @@ from zonogpt.errors import ModelError
 from zonogpt.methods.ledger import Ledger
 from zonogpt.model.hf import load
 from zonogpt.model.ir import Model
-from zonogpt.search.falsify import Finding, falsify
 from zonogpt.spec.spec import Spec
-from zonogpt.studies.rows.record import digest
+from zonogpt.studies.engine.job import Tell
+from zonogpt.studies.rows.record import digest, now
 from zonogpt.support.tensors import moved
+from zonogpt.verification.options import Options, usable
 from zonogpt.verification.result import Result
-from zonogpt.verification.run import verify_many
-from zonogpt_apps.bench.grid import SEED, ModelId, check_shape
+from zonogpt.verification.session import Session
+from zonogpt_apps.bench.grid import ModelId, check_shape
 from zonogpt_apps.bench.instances import Benchmark, Instance
-from zonogpt_apps.bench.rows import Row, Settings
+from zonogpt_apps.bench.rows import BenchRow, BenchSettings
 from zonogpt_apps.bench.training.record import weights_hash
 
 
-@dataclass(frozen=True)
-class Job:
-    """One propagation: an input set, and the claims about it."""
+def key_of(settings: str, method: str, instance: Instance) -> str:
+    """Of the row of an instance under a method, in runs with these settings."""
+    return digest([settings, method, instance.hash])
 
-    method: str
+
+@dataclass(frozen=True)
+class Propagation:
+    """An input set, and the claims about it that are open."""
+
     instances: tuple[Instance, ...]
 
 
 @dataclass(frozen=True)
-class Worker:
-    """All that is needed to solve jobs, here or on another machine that sees the same files."""
+class BenchJob:
+    """Some propagations of a model by one method, which may run together."""
+
+    settings: str  # digest
+    model: ModelId
+    method: str
+    propagations: tuple[Propagation, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}, {self.method}"
+
+    def key(self, instance: Instance) -> str:
+        return key_of(self.settings, self.method, instance)
+
+    def rest(self, finished: Mapping[str, BenchRow]) -> Self | None:
+        """A propagation of which some claims are done gives only the others."""
+        left = []
+        for propagation in self.propagations:
+            instances = tuple(one for one in propagation.instances if self.key(one) not in finished)
+            if instances:
+                left.append(Propagation(instances))
+        return replace(self, propagations=tuple(left)) if left else None
+
+
+def propagations(instances: Iterable[Instance]) -> list[Propagation]:
+    found: dict[str, list[Instance]] = {}
+    for instance in instances:
+        found.setdefault(instance.set_hash, []).append(instance)
+    return [Propagation(tuple(group)) for group in found.values()]
+
+
+@dataclass(frozen=True)
+class BenchTask:
+    """What all jobs of a run share, here or on another machine that sees the same files."""
 
     benchmark: Benchmark
     trained: Path
-    settings: Settings
-    device: str
+    options: Options  # but for the method, which each job names
+    settings: BenchSettings
     commit: str
 
-    def key(self, method: str, instance: Instance) -> str:
-        return digest([self.settings.digest, method, instance.hash])
+    @property
+    def device(self) -> torch.device:
+        return self.options.device or torch.device("cpu")
 
-    def open_jobs(self, instances: Iterable[Instance], methods: Sequence[str], done: Collection[str]) -> list[Job]:
-        """What is not done, method by method; a propagation of which some claims are done gives only the others."""
-        jobs: dict[tuple[str, str], list[Instance]] = {}
-        for instance in instances:
-            for method in methods:
-                if self.key(method, instance) not in done:
-                    jobs.setdefault((method, instance.set_hash), []).append(instance)
-        return sorted(
-            (Job(method, tuple(group)) for (method, _), group in jobs.items()),
-            key=lambda job: methods.index(job.method),
-        )
+    def open(self) -> BenchSolver:
+        return BenchSolver(self)
 
     def load(self, model: ModelId) -> Model:
         """The model on the device; ModelError if it is not the one that the instances were made for."""
@@ -68,78 +98,72 @@ class Worker:
         check_shape(net, model)
         if {before, weights_hash(folder)} != wanted:  # twice: a training may be writing to the folder at this moment
             raise ModelError(f"{folder} holds other weights than the instances were made for; make them again")
-        return moved(net, torch.device(self.device), net.dtype)
+        return moved(net, usable(self.device, net), net.dtype)
 
-    def solve(self, net: Model, jobs: Sequence[Job], on_rows: Callable[[list[Row]], None]) -> None:
-        """Jobs of one model and method. `on_rows` gets the rows of each job as soon as they are known."""
-        specs = [self.benchmark.spec(net, job.instances[0]) for job in jobs]
-        search = None if self.settings.attack is None else Search(net)
 
-        def keep(index: int, result: Result) -> None:
-            on_rows(self.rows(net, search, jobs[index], specs[index], result))
+class BenchSolver:
+    """One model at a time: jobs come model by model."""
 
-        verify_many(
-            net, specs, jobs[0].method, timeout=self.settings.timeout, dtype=self.settings.dtype,
-            budget_bytes=self.settings.budget, on_result=keep,
-        )  # fmt: skip
+    def __init__(self, task: BenchTask) -> None:
+        self.task = task
+        self._loaded: tuple[ModelId, Session] | None = None
 
-    def rows(self, net: Model, search: Search | None, job: Job, spec: Spec, result: Result) -> list[Row]:
-        places = [rivals(spec).index(instance.rival) for instance in job.instances]
-        return [self.row(net, search, job, k, spec, at, result) for k, at in enumerate(places)]
+    def session(self, model: ModelId) -> Session:
+        if self._loaded is None or self._loaded[0] != model:
+            self._loaded = None  # before the next is there
+            self._loaded = model, Session.open(self.task.load(model), self.task.options)
+        return self._loaded[1]
 
-    def row(self, net: Model, search: Search | None, job: Job, k: int, spec: Spec, at: int, result: Result) -> Row:
-        """Of the job's claim `k`, which is row `at` of the spec's."""
-        instance = job.instances[k]
+    def solve(self, job: BenchJob, tell: Tell) -> Iterator[BenchRow]:
+        session = self.session(job.model)
+        specs = [self.task.benchmark.spec(session.model, one.instances[0]) for one in job.propagations]
+        options = replace(self.task.options, method=job.method, attack=False)
+        for i, result in session.run(specs, options).results(specs):
+            solved = Solved(self.task, session, job, specs[i], result)
+            for k, instance in enumerate(job.propagations[i].instances):
+                yield solved.row(instance, first=k == 0)
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A propagation, and what it says about each of its claims."""
+
+    task: BenchTask
+    session: Session
+    job: BenchJob
+    spec: Spec
+    result: Result
+
+    def row(self, instance: Instance, first: bool) -> BenchRow:
+        """Of one claim; the first row of a propagation has its ledger."""
+        at, result = rivals(self.spec).index(instance.rival), self.result
         status, margin = claim_status(result, at), float(result.margins[at])
         reason, lowest = claim_reason(result, status), None
-        if status in ("unknown", "timeout") and search is not None:
-            finding = search(one_claim(spec, at))
+        if status in ("unknown", "timeout") and self.task.options.attack:
+            finding = self.session.search(one_claim(self.spec, at), self.task.options)
             lowest = finding.lowest
             if finding.counterexample is not None:
                 status, reason = "falsified", finding.said
-        return Row(
-            key=self.key(job.method, instance),
-            settings=self.settings.digest,
-            task=instance.task,
-            size=instance.size,
-            blocks=instance.blocks,
-            instance=instance.instance,
+        return BenchRow(
+            **instance.subject,
+            key=self.job.key(instance),
+            settings=self.job.settings,
             claim=instance.claim,
-            radius=instance.radius,
-            method=job.method,
+            method=self.job.method,
             status=status,
             margin=margin,
-            seconds=result.seconds / (spec.n_outputs - 1),
-            accuracy=instance.accuracy,
-            model_hash=instance.model_hash,
-            input_hash=instance.input_hash,
-            device=device_name(net.device),
-            commit=self.commit,
-            relative_radius=instance.relative_radius,
-            training=instance.training,
-            input=instance.input,
-            positions=None if instance.positions is None else list(instance.positions),
+            seconds=result.seconds / (self.spec.n_outputs - 1),
+            device=device_name(self.session.device),
+            commit=self.task.commit,
             dtype=result.dtype,
             peak_bytes=result.peak_bytes,
             attack_margin=lowest,
             reason=reason,
-            ledger=by_block(result.ledger) if k == 0 else None,
+            ledger=by_block(result.ledger) if first else None,
             guarantee=result.guarantee,
             arithmetic=result.arithmetic,
-            finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+            finished=now(),
         )
-
-
-class Search:
-    """Looks for counterexamples of claims about one model, which is converted once for all of them."""
-
-    def __init__(self, net: Model) -> None:
-        self.exact = moved(net, net.device, torch.float64)
-        self.judge = net.source
-
-    def __call__(self, spec: Spec) -> Finding:
-        with torch.enable_grad():  # which verify_many has switched off around its callbacks
-            return falsify(self.exact, spec, self.judge, seed=SEED)
 
 
 def claim_status(result: Result, at: int) -> str:

@@ -10,7 +10,7 @@ import typer
 from zonogpt.cli import options
 from zonogpt.cli.options import numbers, size
 from zonogpt.cli.progress import progress_bar
-from zonogpt.cli.stopping import INTERRUPTED, how_to_continue
+from zonogpt.cli.stopping import stoppable
 from zonogpt.methods import METHODS
 from zonogpt_apps.bench.grid import IMAGES, RADII, SENTENCES, ModelId, parse_models
 from zonogpt_apps.bench.training.record import Training
@@ -99,18 +99,19 @@ def make(
 def run_(
     instances: Instances,
     trained: Trained,
-    out: Annotated[Path, typer.Option(help="Directory for the rows; goes on where it stopped.")],
+    out: Annotated[Path, typer.Option(help="Directory for the rows; resumes where it left off.")],
     methods: Annotated[str, typer.Option(help=f"Several as E,A; of {', '.join(METHODS)}.")] = "E",
     models: Models = None,
     inputs: Annotated[int | None, typer.Option(help="The first so many of each model. Default: all.")] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds per propagation.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
     dtype: options.Dtype = None,
+    arithmetic: options.Arithmetic = "real",
     budget: options.Budget = None,
     attack: Annotated[bool, typer.Option(help="Search for counterexamples of what was not proved.")] = False,
     commit: Annotated[str | None, typer.Option(help="Of the source, for the rows. Default: as git says.")] = None,
-    engine: Annotated[str, typer.Option(help="local, or ray: a Ray cluster (RAY_ADDRESS; else one here).")] = "local",
-    workers: Annotated[int | None, typer.Option(help="Of Ray, at a time. Default: as many as fit.")] = None,
+    engine: options.Engine = "local",
+    workers: options.Workers = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Tries to prove every instance with every method. Several runs may share one directory.
@@ -121,14 +122,11 @@ def run_(
 
     with progress_bar(quiet, estimate=True) as bar:
         watcher = BenchWatcher(bar)
-        try:
+        with stoppable(watcher, out):
             outcome = run(
                 instances, trained, methods.split(","), out, None if models is None else parse_models(models), inputs,
-                timeout, device, dtype, size(budget), attack, commit, engine, workers, watcher,
+                timeout, device, dtype, size(budget), attack, commit, engine, workers, watcher, arithmetic,
             )  # fmt: skip
-        except KeyboardInterrupt:
-            typer.echo(f"stopped after {watcher.new} new rows; {how_to_continue(out)}", err=True)
-            raise typer.Exit(INTERRUPTED) from None
     proved = {method: sum(row.status == "verified" for row in outcome.rows if row.method == method)
               for method in methods.split(",")}  # fmt: skip
     each = len(outcome.rows) // len(proved)

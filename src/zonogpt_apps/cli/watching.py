@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.progress import Progress
 
-from zonogpt_apps.bench.grid import ModelId
-from zonogpt_apps.bench.rows import Row
-from zonogpt_apps.bench.run import Watcher
+from zonogpt.studies.engine.watcher import Watcher
+from zonogpt.studies.rows.record import StoredRow
+from zonogpt_apps.bench.rows import BenchRow
 
 
 class BenchWatcher(Watcher):
+    """Shows how much of the work is done, counted so that the time that is left can be told."""
+
     def __init__(self, bar: Progress) -> None:
         self.bar, self.now, self.total, self.new, self.proved = bar, "", 0, 0, 0
         self.at = bar.add_task("reading", total=None)
+
+    @property
+    def kept(self) -> str:
+        return f"{self.new} new rows"
 
     def start(self, work: float, rows: int, found: int) -> None:
         self.total = rows
         self.bar.update(self.at, total=work, description=f"{rows} rows to do, {found} are there")
 
-    def model(self, model: ModelId, method: str) -> None:
-        self.now = f"{model}, {method}"
+    def job(self, name: str) -> None:
+        self.now = name
         self._show(0.0)
 
-    def rows(self, work: float, rows: Sequence[Row]) -> None:
-        self.new += len(rows)
-        self.proved += sum(row.status == "verified" for row in rows)
-        self._show(work)
+    def row(self, row: StoredRow) -> None:
+        assert isinstance(row, BenchRow)
+        self.new += 1
+        self.proved += row.status == "verified"
+        self._show(row.work)
 
     def _show(self, work: float) -> None:
         said = f"{self.now}: {self.new} of {self.total} rows, {self.proved} proved"

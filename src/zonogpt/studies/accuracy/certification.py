@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,42 +13,35 @@ from zonogpt._version import __version__
 from zonogpt.datasets import Dataset, check_dataset
 from zonogpt.datasets.texts import Positions
 from zonogpt.errors import OptionError
-from zonogpt.methods import guarantee
+from zonogpt.model.arithmetic import check_arithmetic
 from zonogpt.model.ir import Model, check_model
 from zonogpt.search.descent import RESTARTS, STEPS
-from zonogpt.spec.spec import Spec, check_ball
-from zonogpt.studies.accuracy.job import Job
-from zonogpt.studies.accuracy.rows import Row, Settings
-from zonogpt.studies.accuracy.table import Line, tabulate
-from zonogpt.studies.examples import Examples, chosen_indices
+from zonogpt.spec.spec import check_ball
+from zonogpt.studies.accuracy.job import AccuracyJob, AccuracyTask
+from zonogpt.studies.accuracy.rows import AccuracyRow, AccuracySettings, key_of
+from zonogpt.studies.accuracy.table import AccuracyLine, tabulate
+from zonogpt.studies.engine.engine import Engine, collect
+from zonogpt.studies.engine.watcher import Watcher
+from zonogpt.studies.examples import Entry, Examples, chosen_indices, model_fingerprint
 from zonogpt.studies.rows.store import open_store
 from zonogpt.support.files import as_path
-from zonogpt.support.tensors import fingerprint, moved
-from zonogpt.verification.options import (
-    check_limits,
-    check_list,
-    check_method,
-    check_seed,
-    resolve_device,
-    resolve_dtype,
-)
-from zonogpt.verification.result import Result
-from zonogpt.verification.run import verify_many
+from zonogpt.verification.options import Options, as_device, as_dtype, check_list
+from zonogpt.verification.session import check_ready
 
 # Examples that are verified together: enough to fill the device, few enough that a crash loses little.
 TOGETHER_CPU, TOGETHER_GPU = 4, 32
 
-OnRow = Callable[[Row], None]
+OnRow = Callable[[AccuracyRow], None]
 
 
 @dataclass(frozen=True)
 class Certification:
-    settings: Settings
+    settings: AccuracySettings
     radii: tuple[float, ...]
-    rows: tuple[Row, ...]  # by example, then radius
+    rows: tuple[AccuracyRow, ...]  # by example, then radius
 
     @property
-    def table(self) -> tuple[Line, ...]:
+    def table(self) -> tuple[AccuracyLine, ...]:
         return tabulate(self.rows, self.radii)
 
 
@@ -62,7 +54,7 @@ def certify(
     norm: float = math.inf,
     method: str = "E",
     positions: str = "last",
-    search: bool = True,
+    attack: bool = True,
     seed: int = 0,
     timeout: float | None = None,
     device: str | torch.device | None = None,
@@ -70,6 +62,10 @@ def certify(
     budget_bytes: int | None = None,
     out: str | Path | None = None,
     on_row: OnRow | None = None,
+    arithmetic: str = "real",
+    engine: str = "local",
+    workers: int | None = None,
+    watcher: Watcher | None = None,
 ) -> Certification:
     """Verifies and attacks `count` examples behind the first `skip` at every radius (increasing, positive).
 
@@ -81,55 +77,76 @@ def certify(
     `positions` says which tokens of a text move (see Positions); `seed` is for these and for the attack. With `out`,
     every row is on the disk in `out`/rows.jsonl as soon as it is known, and a later call with the same arguments goes
     on from there. More radii or examples may be added; anything else must be the same. `on_row` is called for each row,
-    also for those found in `out`.
+    first for those found in `out`.
+
+    With `workers` more than one, as many processes on this machine share the examples and the device; a script that
+    calls this needs no `if __name__ == "__main__"`. `engine` "ray" has the workers of a Ray cluster do the same, the
+    one that RAY_ADDRESS names, else one of its own here: as many as `workers` says, or as it has room for. A worker
+    that dies costs the rows that it was at, and another makes these.
 
     All arguments and all examples are checked before the first proof.
     """
     check_model(model)
     check_dataset(dataset)
-    _check_options(radii, norm, seed, method)
+    _check_radii(radii, norm)
     folder = None if out is None else as_path(out, "out")
-    check_limits(timeout, budget_bytes)
-    run_dtype, run_device = resolve_dtype(dtype), resolve_device(device, model)
+    where = Engine(engine, workers)
+    options = Options(
+        method=method, attack=attack, timeout=timeout, device=as_device(device), dtype=as_dtype(dtype),
+        budget_bytes=budget_bytes, arithmetic=check_arithmetic(arithmetic), seed=seed,
+    )  # fmt: skip
+    check_ready(model, options, elsewhere=where.remote)
     chosen = chosen_indices(len(dataset), count, skip)
-    is_text = model.embedding.reads == "texts"
-    settings = Settings(
-        model=fingerprint((model.embedding, model.blocks, model.head, model.architecture, model.pad_token_id)),
-        norm=f"{norm:g}",
-        method=method,
-        guarantee=guarantee(method),
-        dtype=str(run_dtype).removeprefix("torch."),
-        positions=positions if is_text else None,
-        attack=f"{RESTARTS} restarts, {STEPS} steps" if search else None,
-        seed=seed,
-        timeout=timeout,
-        budget=budget_bytes,
-        version=__version__,
-    )
-    # In float64 once, where the work is done: what is asked about is the model in exact arithmetic.
-    net = moved(model, run_device, torch.float64)
-    examples = Examples(net, dataset, Positions.parse(positions), seed, norm)
-    examples.check(chosen)
-    job = Job(examples, tuple(map(float, radii)), settings, search)
-
-    def prove(specs: Sequence[Spec]) -> list[Result]:
-        return verify_many(net, specs, method, timeout=timeout, dtype=run_dtype, budget_bytes=budget_bytes)
-
-    together = TOGETHER_GPU if run_device.type == "cuda" else TOGETHER_CPU
-    rows = []
-    with nullcontext() if folder is None else open_store(folder, settings, Row) as store:
-        for start in range(0, len(chosen), together):
-            for row in job.rows(chosen[start : start + together], prove, store):
-                rows.append(row)
-                if on_row is not None:
-                    on_row(row)
+    examples = Examples(model, dataset, Positions.parse(positions), seed)
+    entries = examples.check(chosen)
+    settings = settings_of(model, options, norm, positions)
+    task = AccuracyTask(model, options, settings, norm)
+    steps = tuple(map(float, radii))
+    keys = [key_of(settings.digest, entry, radius) for entry in entries for radius in steps]
+    on_row, watcher = on_row or (lambda row: None), watcher or Watcher()
+    with open_store(folder, settings, AccuracyRow) as store:
+        found = [store.finished[key] for key in keys if key in store.finished]
+        watcher.start(len(keys) - len(found), len(keys) - len(found), len(found))
+        for row in found:
+            on_row(row)
+        jobs = _jobs(examples, entries, settings.digest, steps, where.share(len(entries), together(task.device)))
+        collect(where, task, [(store, jobs)], watcher, on_row)
+        rows = [store.finished[key] for key in keys]
     rows.sort(key=lambda row: (row.index, row.radius))
-    return Certification(settings, job.radii, tuple(rows))
+    return Certification(settings, steps, tuple(rows))
 
 
-def _check_options(radii: Sequence[float], norm: float, seed: int, method: str) -> None:
-    check_method(method)
-    check_seed(seed)
+def settings_of(model: Model, options: Options, norm: float, positions: str) -> AccuracySettings:
+    return AccuracySettings(
+        model=model_fingerprint(model),
+        norm=f"{norm:g}",
+        method=options.method,
+        guarantee=options.guarantee,
+        dtype=options.dtype_name,
+        positions=positions if model.embedding.reads == "texts" else None,
+        attack=f"{RESTARTS} restarts, {STEPS} steps" if options.attack else None,
+        seed=options.seed,
+        timeout=options.timeout,
+        budget=options.budget_bytes,
+        version=__version__,
+        arithmetic=options.arithmetic,
+    )
+
+
+def together(device: torch.device) -> int:
+    return TOGETHER_GPU if device.type == "cuda" else TOGETHER_CPU
+
+
+def _jobs(
+    examples: Examples, entries: Sequence[Entry], settings: str, radii: tuple[float, ...], size: int
+) -> Iterator[AccuracyJob]:
+    """So many examples each, read when the job is asked for."""
+    for start in range(0, len(entries), size):
+        some = tuple(examples.example(entry) for entry in entries[start : start + size])
+        yield AccuracyJob(settings, some, radii)
+
+
+def _check_radii(radii: Sequence[float], norm: float) -> None:
     check_list(radii, "radii")
     if not radii:
         raise OptionError("give at least one radius")

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from zonogpt.studies.accuracy.table import Line
+from zonogpt.studies.accuracy.table import AccuracyLine
 from zonogpt.support.plotting import INK, STYLE, plt, save
 
 CERTIFIED, ATTACKED, CLEAN = "#0b6e4f", "#e08e0b", "#7a8b99"
 
 
-def draw_accuracy(lines: Sequence[Line], title: str, file: Path) -> None:
+def draw_accuracy(lines: Sequence[AccuracyLine], title: str, file: Path) -> None:
     """Clean, attacked and certified accuracy over the radii; the truth lies in the shaded band between the last two."""
     radii, n = [line.radius for line in lines], lines[0].examples
     with plt.rc_context(STYLE):

@@ -1,133 +1,172 @@
-"""The work of a run over a data set: examples in, rows out. What it is for is said in certify()."""
+"""The work of a run over a data set: a few examples become rows. What it is for is said in certify()."""
 
 from __future__ import annotations
 
-import datetime
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
 
-from zonogpt.datasets import Dataset
+import torch
+
 from zonogpt.errors import UnsoundError
+from zonogpt.model.ir import Model
 from zonogpt.search.descent import attack
 from zonogpt.spec.spec import Spec
-from zonogpt.studies.accuracy.rows import Row, Settings
-from zonogpt.studies.examples import Example, Examples
-from zonogpt.studies.rows.record import digest
-from zonogpt.studies.rows.store import RowStore
-from zonogpt.support.tensors import fingerprint
+from zonogpt.studies.accuracy.rows import AccuracyRow, AccuracySettings, key_of
+from zonogpt.studies.engine.job import Tell
+from zonogpt.studies.examples import Answer, Balls, Example
+from zonogpt.studies.rows.record import now
+from zonogpt.support.tensors import moved
+from zonogpt.verification.options import Options, usable
 from zonogpt.verification.result import Result
-
-Prove = Callable[[Sequence[Spec]], list[Result]]
+from zonogpt.verification.session import Session
 
 
 @dataclass(frozen=True)
-class Job:
-    examples: Examples
+class AccuracyJob:
+    """A few examples, which share propagations, at every radius."""
+
+    settings: str  # digest
+    examples: tuple[Example, ...]
     radii: tuple[float, ...]  # increasing
-    settings: Settings
-    search: bool  # attack as well?
+    known: Mapping[str, AccuracyRow] = field(default_factory=dict)  # rows of these examples that are there already
 
     @property
-    def dataset(self) -> Dataset:
-        return self.examples.dataset
+    def name(self) -> str:
+        first, last = self.examples[0].entry.name, self.examples[-1].entry.name
+        return first if len(self.examples) == 1 else f"{first} to {last}"
 
-    def rows(self, indices: Sequence[int], prove: Prove, store: RowStore[Row] | None) -> Iterator[Row]:
-        """All rows of a few examples, from the largest radius down; each is stored before it is yielded."""
-        examples = [self.examples.classified(index) for index in indices]
-        proofs: dict[int, Row] = {}  # by example: the proof at the largest radius
-        for radius in reversed(self.radii):
+    def key(self, example: Example, radius: float) -> str:
+        return key_of(self.settings, example.entry, radius)
+
+    def rest(self, finished: Mapping[str, AccuracyRow]) -> Self | None:
+        left = [example for example in self.examples if any(self.key(example, r) not in finished for r in self.radii)]
+        keys = [self.key(example, radius) for example in left for radius in self.radii]
+        known = {key: finished[key] for key in keys if key in finished}
+        return replace(self, examples=tuple(left), known=known) if left else None
+
+
+@dataclass(frozen=True)
+class AccuracyTask:
+    """What all jobs of a run share; see zonogpt.studies.engine.job."""
+
+    model: Model
+    options: Options
+    settings: AccuracySettings
+    norm: float
+
+    @property
+    def device(self) -> torch.device:
+        return self.options.device or self.model.device
+
+    @property
+    def proving(self) -> Options:
+        """Of the proofs, which know nothing of the attack."""
+        return replace(self.options, attack=False)
+
+    def open(self) -> AccuracySolver:
+        # In float64 once, where the work is done: what is asked about is the model in exact arithmetic.
+        net = moved(self.model, usable(self.options.device, self.model), torch.float64)
+        return AccuracySolver(self, Balls(net, self.norm), Session.open(net, self.options))
+
+
+@dataclass(frozen=True)
+class AccuracySolver:
+    task: AccuracyTask
+    balls: Balls
+    session: Session
+
+    def solve(self, job: AccuracyJob, tell: Tell) -> Iterator[AccuracyRow]:
+        """From the largest radius down: a proof says all about the smaller ones."""
+        answers = {example.entry: self.balls.answer(example) for example in job.examples}
+        proofs: dict[int, AccuracyRow] = {}  # by index: the proof at the largest radius
+        for radius in reversed(job.radii):
             todo = []
-            for example in examples:
-                known = store.finished.get(self._key(example, radius)) if store else None
-                row = known or self._without_a_run(example, radius, proofs.get(example.index))
+            for example in job.examples:
+                blank = self._blank(job, example, answers[example.entry], radius)
+                known = job.known.get(blank.key)
+                row = known or self._without_a_run(blank, proofs.get(blank.index))
                 if row is None:
-                    todo.append(example)
+                    todo.append((example, blank))
                     continue
                 if row.status == "verified":
-                    proofs.setdefault(example.index, row)
-                if store is not None and known is None:
-                    store.append(row)
-                yield row
-            specs = [self.examples.spec(example, radius) for example in todo]
-            for example, spec, result in zip(todo, specs, prove(specs) if specs else [], strict=True):
-                row = self._judged(example, spec, result)
+                    proofs.setdefault(row.index, row)
+                if known is None:
+                    yield row
+            tell(f"{job.name}, radius {radius:g}")
+            for row in self._run(todo, radius):
                 if row.status == "verified":
-                    proofs[example.index] = row
-                if store is not None:
-                    store.append(row)
+                    proofs[row.index] = row
                 yield row
 
-    def _without_a_run(self, example: Example, radius: float, proof: Row | None) -> Row | None:
+    def _run(self, todo: Sequence[tuple[Example, AccuracyRow]], radius: float) -> Iterator[AccuracyRow]:
+        """The rows of a proof and, where that is wanted, an attack for each."""
+        specs = [self.balls.spec(example, radius) for example, _ in todo]
+        if not specs:
+            return
+        for i, result in self.session.run(specs, self.task.proving).results(specs):
+            yield self._judged(todo[i][1], specs[i], result)
+
+    def _without_a_run(self, blank: AccuracyRow, proof: AccuracyRow | None) -> AccuracyRow | None:
         """The row of an example that is wrong anyway, or proved at a larger radius; None for all others."""
-        if not example.correct:
-            return self._row(example, radius, "misclassified", "the unperturbed input is not given its label")
+        if not blank.correct:
+            return replace(blank, status="misclassified", reason="the unperturbed input is not given its label")
         if proof is None:
             return None
-        broken = False if self.search else None  # the proof says that no attack can succeed
-        reason = f"implied by the proof at radius {proof.radius:g}"
-        return self._row(example, radius, "verified", reason, implied=True, broken=broken)
+        return replace(
+            blank,
+            status="verified",
+            reason=f"implied by the proof at radius {proof.radius:g}",
+            implied=True,
+            broken=False if self.task.options.attack else None,  # the proof says that no attack can succeed
+        )
 
-    def _judged(self, example: Example, spec: Spec, result: Result) -> Row:
+    def _judged(self, blank: AccuracyRow, spec: Spec, result: Result) -> AccuracyRow:
         """The row of a run, after an attack that knows nothing of its result."""
-        margin, radius = float(result.margins.min()), spec.require_ball().radius
-        if not self.search:
-            return self._row(example, radius, result.status, result.reason, margin=margin, seconds=result.seconds)
+        margin = float(result.margins.min())
+        row = replace(
+            blank, status=result.status, reason=result.reason, margin=margin, seconds=result.seconds, finished=now()
+        )
+        if not self.task.options.attack:
+            return row
         started = time.perf_counter()
-        found = attack(self.examples.net, spec, seed=self.settings.seed)
-        if found.broken and result.status == "verified":
+        found = attack(self.balls.net, spec, seed=self.task.options.seed)
+        if found.broken and row.status == "verified":
             raise UnsoundError(
-                f"{self.dataset.name(example.index)} is certified at radius {radius:g} with margin {margin:.6g},"
+                f"{row.name} is certified at radius {row.radius:g} with margin {margin:.6g},"
                 f" but an input of the ball has margin {found.lowest:.6g}. This is a bug in zonogpt; please report it."
             )
-        return self._row(
-            example,
-            radius,
-            result.status,
-            result.reason,
-            margin=margin,
-            seconds=result.seconds,
+        return replace(
+            row,
             broken=found.broken,
             attack_margin=found.lowest,
             attack_seconds=time.perf_counter() - started,
+            finished=now(),
         )
 
-    def _row(
-        self,
-        example: Example,
-        radius: float,
-        status: str,
-        reason: str,
-        implied: bool = False,
-        margin: float | None = None,
-        seconds: float | None = None,
-        broken: bool | None = None,
-        attack_margin: float | None = None,
-        attack_seconds: float | None = None,
-    ) -> Row:
-        return Row(
-            key=self._key(example, radius),
-            settings=self.settings.digest,
-            index=example.index,
-            name=self.dataset.name(example.index),
-            label=example.label,
-            predicted=example.predicted,
-            correct=example.correct,
-            positions=example.positions,
+    def _blank(self, job: AccuracyJob, example: Example, answer: Answer, radius: float) -> AccuracyRow:
+        """A row that says what is asked, and nothing of the answer."""
+        entry = example.entry
+        return AccuracyRow(
+            key=job.key(example, radius),
+            settings=job.settings,
+            index=entry.index,
+            name=entry.name,
+            label=entry.label,
+            predicted=answer.predicted,
+            correct=answer.correct,
+            positions=None if entry.positions is None else list(entry.positions),
             radius=radius,
-            status=status,
-            implied=implied,
-            margin=margin,
-            seconds=seconds,
-            broken=broken,
-            attack_margin=attack_margin,
-            attack_seconds=attack_seconds,
-            reason=reason,
-            guarantee=self.settings.guarantee,
-            arithmetic="real",
-            finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+            status="unknown",
+            implied=False,
+            margin=None,
+            seconds=None,
+            broken=None,
+            attack_margin=None,
+            attack_seconds=None,
+            reason="",
+            guarantee=self.task.options.guarantee,
+            arithmetic=self.task.options.arithmetic,
+            finished=now(),
         )
-
-    def _key(self, example: Example, radius: float) -> str:
-        content = fingerprint(example.raw)
-        return digest((self.settings.digest, example.index, content, example.label, example.positions, radius.hex()))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from zonogpt.studies.rows import record
+from zonogpt.studies.examples import Entry
+from zonogpt.studies.rows.record import RunSettings, StoredRow, digest
 
 
 @dataclass(frozen=True)
-class Settings(record.Settings):
+class AccuracySettings(RunSettings):
     model: str  # fingerprint of the weights
     norm: str
     method: str
@@ -21,10 +22,11 @@ class Settings(record.Settings):
     timeout: float | None
     budget: int | None
     version: str  # of zonogpt
+    arithmetic: str = "real"  # what proofs are about
 
 
 @dataclass(frozen=True)
-class Row(record.Row):
+class AccuracyRow(StoredRow):
     """One example at one radius. `margin` and `attack_margin` are None where they were not computed."""
 
     FLOATS: ClassVar[tuple[str, ...]] = ("margin", "attack_margin")
@@ -47,3 +49,12 @@ class Row(record.Row):
     guarantee: str  # "bounded" or "estimated": how the proof accounts for its own rounding
     arithmetic: str  # what the proof is about: "real" or "float32"
     finished: str  # when, UTC
+
+    @property
+    def summary(self) -> str:
+        return f"{self.name}, radius {self.radius:g}: {self.status}"
+
+
+def key_of(settings: str, entry: Entry, radius: float) -> str:
+    """Of the row of an example at a radius, in runs with these settings."""
+    return digest((settings, entry.index, entry.content, entry.label, entry.positions, radius.hex()))

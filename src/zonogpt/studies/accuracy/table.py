@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from zonogpt.errors import UnsoundError
-from zonogpt.studies.accuracy.rows import Row
+from zonogpt.studies.accuracy.rows import AccuracyRow
 
 
 @dataclass(frozen=True)
-class Line:
+class AccuracyLine:
     """Counts of examples at one radius: certified <= attacked <= clean <= examples."""
 
     radius: float
@@ -27,7 +27,7 @@ class Line:
     arithmetic: str  # what they are about
 
 
-def tabulate(rows: Sequence[Row], radii: Iterable[float]) -> tuple[Line, ...]:
+def tabulate(rows: Sequence[AccuracyRow], radii: Iterable[float]) -> tuple[AccuracyLine, ...]:
     """One line per radius; every example has a row at each.
 
     An example that is broken at a radius counts as broken at every larger one, whether or not the attack found an input
@@ -36,7 +36,7 @@ def tabulate(rows: Sequence[Row], radii: Iterable[float]) -> tuple[Line, ...]:
     return tuple(_line(rows, radius) for radius in radii)
 
 
-def _line(rows: Sequence[Row], radius: float) -> Line:
+def _line(rows: Sequence[AccuracyRow], radius: float) -> AccuracyLine:
     here = [row for row in rows if row.radius == radius]
     broken = {row.index for row in rows if row.broken and row.radius <= radius}
     verified = {row.index for row in here if row.status == "verified"}
@@ -47,7 +47,7 @@ def _line(rows: Sequence[Row], radius: float) -> Line:
     correct = {row.index for row in here if row.correct}
     times = [row.seconds for row in here if row.seconds is not None]
     searched = all(row.broken is not None for row in here if row.correct)
-    return Line(
+    return AccuracyLine(
         radius=radius,
         examples=len(here),
         clean=len(correct) if all(row.label is not None for row in here) else None,
@@ -60,9 +60,9 @@ def _line(rows: Sequence[Row], radius: float) -> Line:
     )
 
 
-def as_csv(lines: Sequence[Line]) -> str:
+def as_csv(lines: Sequence[AccuracyLine]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(field.name for field in dataclasses.fields(Line))
+    writer.writerow(field.name for field in dataclasses.fields(AccuracyLine))
     writer.writerows(dataclasses.astuple(line) for line in lines)
     return text.getvalue()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import math
-from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -16,42 +14,28 @@ from zonogpt._version import __version__
 from zonogpt.datasets import Dataset, check_dataset
 from zonogpt.datasets.texts import Positions
 from zonogpt.errors import OptionError
-from zonogpt.methods import METHODS, guarantee
+from zonogpt.methods import METHODS
+from zonogpt.model.arithmetic import check_arithmetic
 from zonogpt.model.ir import Model, check_model
-from zonogpt.spec.spec import Spec, check_ball
-from zonogpt.studies.examples import Example, Examples, chosen_indices
+from zonogpt.spec.spec import check_ball
+from zonogpt.studies.engine.engine import Engine, collect
+from zonogpt.studies.engine.watcher import Watcher
+from zonogpt.studies.examples import Entry, Examples, chosen_indices, model_fingerprint
+from zonogpt.studies.radii.job import RadiusJob, RadiusTask
 from zonogpt.studies.radii.ladder import Ladder
-from zonogpt.studies.radii.radius import TOLERANCE, Prober, require_order
-from zonogpt.studies.radii.rows import ATTACK, Row, Settings
-from zonogpt.studies.radii.search import Outcome, Trial
-from zonogpt.studies.rows.record import digest
-from zonogpt.studies.rows.store import RowStore, open_store
+from zonogpt.studies.radii.radius import TOLERANCE, require_order
+from zonogpt.studies.radii.rows import ATTACK, RadiusRow, RadiusSettings, key_of
+from zonogpt.studies.rows.store import open_store
 from zonogpt.support.files import as_path
-from zonogpt.support.tensors import fingerprint
-from zonogpt.verification.options import check_list
-
-
-class Watcher:
-    """What a comparison tells while it runs. This one does not listen."""
-
-    def start(self, total: int) -> None:
-        """So many rows there will be."""
-
-    def task(self, name: str, method: str) -> None:
-        """This input under this method comes next."""
-
-    def trial(self, trial: Trial) -> None:
-        """One radius was tried."""
-
-    def row(self, row: Row) -> None:
-        """A row is there, new or found in `out`."""
+from zonogpt.verification.options import Options, as_device, as_dtype, check_list
+from zonogpt.verification.session import check_ready
 
 
 @dataclass(frozen=True)
 class Comparison:
-    settings: Settings
+    settings: RadiusSettings
     methods: tuple[str, ...]
-    rows: tuple[Row, ...]  # by input, then method
+    rows: tuple[RadiusRow, ...]  # by input, then method
 
 
 def compare(
@@ -73,6 +57,9 @@ def compare(
     budget_bytes: int | None = None,
     out: str | Path | None = None,
     watcher: Watcher | None = None,
+    arithmetic: str = "real",
+    engine: str = "local",
+    workers: int | None = None,
 ) -> Comparison:
     """For every input and method the largest radius in low..high that is proved; for "attack" the smallest broken.
 
@@ -81,119 +68,93 @@ def compare(
     one input under one method. UnsoundError if a method certifies a radius at which, or below which, the attack breaks.
 
     With `out`, every row is on the disk in `out`/rows.jsonl as soon as it is known, and a later call with the same
-    arguments goes on from there; methods and inputs may be added, anything else must be the same. All arguments and
+    arguments goes on from there; methods and inputs may be added, anything else must be the same. `engine` and
+    `workers` spread the inputs and methods over processes here or on a Ray cluster, as in `certify`. All arguments and
     inputs are checked before the first run.
     """
     check_model(model)
     check_dataset(dataset)
-    check_list(methods, "methods")
     folder = None if out is None else as_path(out, "out")
-    known = (*METHODS, ATTACK)
-    for name in methods:
-        if name not in known:
-            raise OptionError(f"method {name!r} is unknown; there are {', '.join(known)}")
-    if not methods or len(set(methods)) != len(methods):
-        raise OptionError(f"name at least one method, each once; got {', '.join(methods) or 'none'}")
+    where = Engine(engine, workers)
+    names = _methods(methods)
+    proving = [name for name in names if name != ATTACK]
+    options = Options(
+        method=proving[0] if proving else "E", timeout=timeout, device=as_device(device), dtype=as_dtype(dtype),
+        budget_bytes=budget_bytes, arithmetic=check_arithmetic(arithmetic), seed=seed,
+    )  # fmt: skip
+    for name in proving:
+        options.of(name)  # which may refuse the arithmetic
+    check_ready(model, options, elsewhere=where.remote)
     ladder = Ladder.build(check_ball(low, norm), check_ball(high, norm), tolerance, grid)
-    prober = Prober.build(model, seed, timeout, device, dtype, budget_bytes)
-    examples = Examples(prober.net, dataset, Positions.parse(positions), seed, norm)
-    chosen = chosen_indices(len(dataset), count, skip)
-    tokens = examples.check(chosen)
-    settings = Settings(
-        model=fingerprint((model.embedding, model.blocks, model.head, model.architecture, model.pad_token_id)),
+    examples = Examples(model, dataset, Positions.parse(positions), seed)
+    entries = [one for entry in examples.check(chosen_indices(len(dataset), count, skip)) for one in each_token(entry)]
+    settings = RadiusSettings(
+        model=model_fingerprint(model),
         norm=f"{norm:g}",
         low=float(low),
         high=float(high),
         tolerance=float(tolerance),
         grid=[float(radius) for radius in grid],
-        dtype=str(prober.dtype).removeprefix("torch."),
+        dtype=options.dtype_name,
         seed=seed,
         timeout=timeout,
         budget=budget_bytes,
         version=__version__,
+        arithmetic=options.arithmetic,
     )
+    task = RadiusTask(model, options, settings, ladder, norm)
+    keys = [key_of(settings.digest, entry, name) for entry in entries for name in names]
     watcher = watcher or Watcher()
-    watcher.start(sum(tokens) * len(methods))
-    task = _Task(examples, prober, ladder, settings, watcher)
-    rows: list[Row] = []
-    with nullcontext() if folder is None else open_store(folder, settings, Row) as store:
-        for index in chosen:
-            for example in one_token_each(examples.classified(index)):
-                here = []
-                for method in methods:
-                    watcher.task(dataset.name(index), method)
-                    here.append(task.row(example, method, store))
-                    watcher.row(here[-1])
-                check_sound(here)
-                rows += here
-    return Comparison(settings, tuple(methods), tuple(rows))
+    with open_store(folder, settings, RadiusRow) as store:
+        found = [store.finished[key] for key in keys if key in store.finished]
+        watcher.start(len(keys) - len(found), len(keys) - len(found), len(found))
+        meeting = Meeting()
+        for row in found:
+            meeting.join(row)
+        collect(where, task, [(store, _jobs(examples, entries, settings.digest, names))], watcher, meeting.join)
+        rows = tuple(store.finished[key] for key in keys)
+    return Comparison(settings, names, rows)
 
 
-def one_token_each(example: Example) -> list[Example]:
-    """An image as it is; of a text one example for every position that moves."""
-    if example.positions is None:
-        return [example]
-    return [dataclasses.replace(example, positions=[position]) for position in example.positions]
+def each_token(entry: Entry) -> list[Entry]:
+    """An image as it is; of a text one entry for every position that moves."""
+    if entry.positions is None:
+        return [entry]
+    return [dataclasses.replace(entry, positions=(position,)) for position in entry.positions]
 
 
-def check_sound(rows: Sequence[Row]) -> None:
-    """Of one input: no method may certify what the attack breaks."""
-    broken = min(
-        (row.radius for row in rows if row.method == ATTACK and row.status != "misclassified"), default=math.inf
-    )
-    for row in rows:
-        if row.method != ATTACK:
-            require_order(row.radius, broken, row.method)
+def _jobs(examples: Examples, entries: Sequence[Entry], settings: str, methods: Sequence[str]) -> Iterator[RadiusJob]:
+    """Inputs are read when their first job is asked for."""
+    for entry in entries:
+        example = examples.example(entry)
+        for method in methods:
+            yield RadiusJob(settings, example, method)
+
+
+def _methods(names: Sequence[str]) -> tuple[str, ...]:
+    check_list(names, "methods")
+    known = (*METHODS, ATTACK)
+    for name in names:
+        if name not in known:
+            raise OptionError(f"method {name!r} is unknown; there are {', '.join(known)}")
+    if not names or len(set(names)) != len(names):
+        raise OptionError(f"name at least one method, each once; got {', '.join(names) or 'none'}")
+    return tuple(names)
 
 
 @dataclass(frozen=True)
-class _Task:
-    examples: Examples
-    prober: Prober
-    ladder: Ladder
-    settings: Settings
-    watcher: Watcher
+class Meeting:
+    """Where rows about the same input meet: no method may certify what the attack breaks."""
 
-    def row(self, example: Example, method: str, store: RowStore[Row] | None) -> Row:
-        """The row that is stored, or a new one, stored before it is returned."""
-        key = self._key(example, method)
-        if store is not None and key in store.finished:
-            return store.finished[key]
-        if example.correct:
-            outcome = self._run(example, method)
-            status = outcome.stopped or "done"
-        else:
-            outcome, status = Outcome(0.0, ()), "misclassified"
-        row = Row(
-            key=key,
-            settings=self.settings.digest,
-            index=example.index,
-            name=self.examples.dataset.name(example.index),
-            label=example.label,
-            predicted=example.predicted,
-            position=None if example.positions is None else example.positions[0],
-            method=method,
-            status=status,
-            radius=outcome.radius,
-            trials=[dataclasses.asdict(trial) for trial in outcome.trials],
-            seconds=sum(trial.seconds for trial in outcome.trials),
-            peak_bytes=max((trial.peak_bytes for trial in outcome.trials), default=0),
-            guarantee=None if method == ATTACK else guarantee(method),
-            arithmetic="real",
-            finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
-        )
-        if store is not None:
-            store.append(row)
-        return row
+    rows: dict[tuple[int, int | None], list[RadiusRow]] = field(default_factory=dict)
 
-    def _run(self, example: Example, method: str) -> Outcome:
-        def spec_at(radius: float) -> Spec:
-            return self.examples.spec(example, radius)
-
-        if method == ATTACK:
-            return self.prober.broken(self.ladder, spec_at, self.watcher.trial)
-        return self.prober.proved(method, self.ladder, spec_at, self.watcher.trial)
-
-    def _key(self, example: Example, method: str) -> str:
-        content = fingerprint(example.raw)
-        return digest((self.settings.digest, example.index, content, example.label, example.positions, method))
+    def join(self, row: RadiusRow) -> None:
+        """UnsoundError if this row contradicts another."""
+        here = self.rows.setdefault(row.place, [])
+        here.append(row)
+        if row.status == "misclassified":
+            return
+        broken = min((other.radius for other in here if other.method == ATTACK), default=math.inf)
+        for other in here:
+            if other.method != ATTACK:
+                require_order(other.radius, broken, other.method)

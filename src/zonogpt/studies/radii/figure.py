@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from zonogpt.studies.radii.rows import ATTACK, Row
-from zonogpt.studies.radii.table import InputLine, Line
+from zonogpt.studies.radii.rows import ATTACK, RadiusRow
+from zonogpt.studies.radii.table import InputLine, MethodLine
 from zonogpt.support.plotting import INK, STYLE, method_colour, plt, save
 
 
-def draw_comparison(lines: Sequence[Line], rows: Sequence[Row], grid: Sequence[float], title: str, file: Path) -> None:
+def draw_comparison(
+    lines: Sequence[MethodLine], rows: Sequence[RadiusRow], grid: Sequence[float], title: str, file: Path
+) -> None:
     """Proved counts over the radius, every input's radius under every method, and precision against time."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, 3, figsize=(15.5, 5.2), layout="constrained", width_ratios=[1.05, 1.2, 1.05])
@@ -23,7 +25,7 @@ def draw_comparison(lines: Sequence[Line], rows: Sequence[Row], grid: Sequence[f
         save(figure, file)
 
 
-def _counts(ax: Any, lines: Sequence[Line], grid: Sequence[float]) -> None:
+def _counts(ax: Any, lines: Sequence[MethodLine], grid: Sequence[float]) -> None:
     n = max(line.inputs for line in lines)
     for line in lines:
         attack = line.method == ATTACK
@@ -35,7 +37,7 @@ def _counts(ax: Any, lines: Sequence[Line], grid: Sequence[float]) -> None:
     ax.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4)
 
 
-def _radii(ax: Any, lines: Sequence[Line], rows: Sequence[Row]) -> None:
+def _radii(ax: Any, lines: Sequence[MethodLine], rows: Sequence[RadiusRow]) -> None:
     """A row of dots per method, the geometric mean as a bar; the attack's are the smallest broken radii."""
     shown = sorted(lines, key=lambda line: (line.method == ATTACK, line.radius or 0.0))
     for y, line in enumerate(shown):
@@ -56,7 +58,7 @@ def _radii(ax: Any, lines: Sequence[Line], rows: Sequence[Row]) -> None:
     ax.grid(axis="x", color=INK, alpha=0.08)
 
 
-def _costs(ax: Any, lines: Sequence[Line]) -> None:
+def _costs(ax: Any, lines: Sequence[MethodLine]) -> None:
     shown = [line for line in lines if line.radius and line.seconds_per_run and line.method != ATTACK]
     # Names above and below in turn, from left to right: neighbours are often close.
     for k, line in enumerate(sorted(shown, key=lambda line: line.seconds_per_run or 0.0)):

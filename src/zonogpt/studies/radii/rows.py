@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-from zonogpt.studies.rows import record
+from zonogpt.studies.examples import Entry
+from zonogpt.studies.rows.record import RunSettings, StoredRow, digest
 
 ATTACK = "attack"  # stands among the methods
 
 
 @dataclass(frozen=True)
-class Settings(record.Settings):
+class RadiusSettings(RunSettings):
     model: str  # fingerprint of the weights
     norm: str
     low: float
@@ -20,13 +21,14 @@ class Settings(record.Settings):
     grid: list[float]
     dtype: str
     seed: int
-    timeout: float | None
-    budget: int | None
+    timeout: float | None  # seconds of an input under one method
+    budget: int | None  # bytes
     version: str  # of zonogpt
+    arithmetic: str = "real"  # what proofs are about
 
 
 @dataclass(frozen=True)
-class Row(record.Row):
+class RadiusRow(StoredRow):
     """One input under one method; of the attack `radius` is the smallest broken one (inf: none), else the largest
     proved (0: none)."""
 
@@ -44,12 +46,24 @@ class Row(record.Row):
     seconds: float  # all of them
     peak_bytes: int  # above what was in use before, the largest of all trials
     guarantee: str | None  # "bounded" or "estimated": how the proof accounts for its own rounding; None for an attack
-    arithmetic: str  # what the proof is about: "real" or "float32"
+    arithmetic: str  # what proofs of the run are about: "real" or "float32"
     finished: str  # when, UTC
 
+    @property
+    def summary(self) -> str:
+        return f"{self.name}, {self.method}: {self.radius:g}"
+
+    @property
+    def place(self) -> tuple[int, int | None]:
+        """Of the input: rows of several methods meet here."""
+        return self.index, self.position
+
     @classmethod
-    def from_json(cls, text: str) -> Self:
-        row = super().from_json(text)
-        for trial in row.trials:
-            trial["margin"] = float(trial["margin"])
-        return row
+    def read_fields(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        trials = [trial | {"margin": float(trial["margin"])} for trial in fields["trials"]]
+        return super().read_fields(fields | {"trials": trials})
+
+
+def key_of(settings: str, entry: Entry, method: str) -> str:
+    """Of the row of an input under a method, in runs with these settings."""
+    return digest((settings, entry.index, entry.content, entry.label, entry.positions, method))

@@ -55,10 +55,8 @@ def largest_proved(ladder: Ladder, spec_at: SpecAt, prove: Prove, deadline: floa
             Trial(ladder.steps[at], result.status, float(result.margins.min()), result.seconds, result.peak_bytes)
         )
         on_trial(trials[-1])
-        if result.status == "timeout":
-            stopped = "timeout"
-        elif result.reason.startswith("memory"):
-            stopped = "memory"
+        if result.stopped in ("timeout", "memory"):
+            stopped = result.stopped
         elif result.status == "verified":
             good = at
         else:

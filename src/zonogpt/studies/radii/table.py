@@ -9,11 +9,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zonogpt.studies.radii.rows import ATTACK, Row
+from zonogpt.studies.radii.rows import ATTACK, RadiusRow
 
 
 @dataclass(frozen=True)
-class Line:
+class MethodLine:
     method: str
     guarantee: str | None  # "bounded" or "estimated": how proofs account for their own rounding; None for an attack
     arithmetic: str  # what proofs are about
@@ -29,12 +29,12 @@ class Line:
     peak_bytes: int  # above what was in use before
 
 
-def tabulate(rows: Sequence[Row], methods: Sequence[str], grid: Sequence[float]) -> tuple[Line, ...]:
+def tabulate(rows: Sequence[RadiusRow], methods: Sequence[str], grid: Sequence[float]) -> tuple[MethodLine, ...]:
     """One line per method, in this order. Misclassified inputs count as inputs and nowhere else."""
     return tuple(_line([row for row in rows if row.method == method], method, grid) for method in methods)
 
 
-def _line(rows: Sequence[Row], method: str, grid: Sequence[float]) -> Line:
+def _line(rows: Sequence[RadiusRow], method: str, grid: Sequence[float]) -> MethodLine:
     tried = [row for row in rows if row.status != "misclassified"]
     if method == ATTACK:
         counts = tuple(sum(row.radius > radius for row in tried) for radius in grid)
@@ -43,10 +43,10 @@ def _line(rows: Sequence[Row], method: str, grid: Sequence[float]) -> Line:
     radii = [row.radius for row in tried if 0 < row.radius < math.inf]
     times = [trial["seconds"] for row in tried for trial in row.trials]
     reasons = [row.status for row in tried if row.status != "done"]
-    return Line(
+    return MethodLine(
         method=method,
         guarantee=next((row.guarantee for row in rows), None),
-        arithmetic="real",
+        arithmetic=next((row.arithmetic for row in rows), "real"),
         inputs=len(rows),
         counts=counts,
         found=len(radii),
@@ -60,10 +60,10 @@ def _line(rows: Sequence[Row], method: str, grid: Sequence[float]) -> Line:
     )
 
 
-def as_csv(lines: Sequence[Line], grid: Sequence[float]) -> str:
+def as_csv(lines: Sequence[MethodLine], grid: Sequence[float]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    rest = [field.name for field in dataclasses.fields(Line) if field.name not in ("method", "inputs", "counts")]
+    rest = [field.name for field in dataclasses.fields(MethodLine) if field.name not in ("method", "inputs", "counts")]
     writer.writerow(["method", "inputs", *(f"at {radius:g}" for radius in grid), *rest])
     for line in lines:
         writer.writerow([line.method, line.inputs, *line.counts, *(getattr(line, name) for name in rest)])
@@ -86,7 +86,7 @@ class InputLine:
     arithmetic: str
 
 
-def by_input(rows: Sequence[Row], method: str) -> tuple[InputLine, ...]:
+def by_input(rows: Sequence[RadiusRow], method: str) -> tuple[InputLine, ...]:
     """Rows of `method` and, where there are any, of the attack, joined input by input."""
     broken = {(row.index, row.position): row for row in rows if row.method == ATTACK}
     lines = []

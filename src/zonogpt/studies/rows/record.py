@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import hashlib
 import json
 import math
@@ -13,16 +14,21 @@ from zonogpt.support.files import parse_json
 
 
 @dataclass(frozen=True)
-class Settings:
-    """All that a row depends on besides its own input. Rows are only mixed where all of it is equal."""
+class RunSettings:
+    """All that a row depends on besides its own input. Rows are only mixed where all of it is equal.
+
+    A field that a later version added has a default: what runs did before there was such a choice.
+    """
 
     @property
     def digest(self) -> str:
-        return digest(dataclasses.astuple(self))
+        """Without fields that are at their default, so that rows from before such a field was there stay valid."""
+        values = [(getattr(self, field.name), field.default) for field in dataclasses.fields(self)]
+        return digest([value for value, default in values if default is dataclasses.MISSING or value != default])
 
 
 @dataclass(frozen=True)
-class Row:
+class StoredRow:
     """`key` tells the row from all others of any run, `settings` is the digest of its run's settings."""
 
     FLOATS: ClassVar[tuple[str, ...]] = ()  # fields that may be infinite, which JSON has no number for
@@ -30,9 +36,19 @@ class Row:
     key: str
     settings: str
 
+    @property
+    def summary(self) -> str:
+        """What it is about and what came out, in a few words, for a progress bar."""
+        raise NotImplementedError
+
+    @property
+    def work(self) -> float:
+        """About how long it took to make, in units of the run: for the time that is left."""
+        return 1.0
+
     def to_json(self) -> str:
         """One line of strict JSON; infinities are the strings "inf" and "-inf"."""
-        return json.dumps(_plain(dataclasses.asdict(self)), allow_nan=False)
+        return json.dumps(plain(dataclasses.asdict(self)), allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -40,9 +56,12 @@ class Row:
         fields = parse_json(text)
         if not isinstance(fields, dict) or set(fields) != {field.name for field in dataclasses.fields(cls)}:
             raise ValueError("not a row")
-        for name in cls.FLOATS:
-            fields[name] = None if fields[name] is None else float(fields[name])
-        return cls(**fields)
+        return cls(**cls.read_fields(fields))
+
+    @classmethod
+    def read_fields(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """As they were before they became JSON."""
+        return fields | {name: None if fields[name] is None else float(fields[name]) for name in cls.FLOATS}
 
 
 def digest(value: object) -> str:
@@ -50,9 +69,15 @@ def digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:24]
 
 
-def _plain(value: Any) -> Any:
+def now() -> str:
+    """UTC, for rows."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+
+
+def plain(value: Any) -> Any:
+    """What JSON can say: infinities and NaN become strings."""
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

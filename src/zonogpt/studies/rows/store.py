@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from zonogpt.errors import OptionError, WriteError
-from zonogpt.studies.rows.record import Row, Settings
+from zonogpt.studies.rows.record import RunSettings, StoredRow
 from zonogpt.support.files import create_whole, read_bytes, read_json
 
 ROWS, SETTINGS = "rows.jsonl", "settings.json"
 
-R = TypeVar("R", bound=Row)
+R = TypeVar("R", bound=StoredRow)
 
 
 class BusyError(OptionError):
@@ -27,26 +27,32 @@ class BusyError(OptionError):
 class RowStore(Generic[R]):
     """The rows of a file, and a place to append more. Only `open_store` makes one."""
 
-    def __init__(self, descriptor: int, finished: dict[str, R]) -> None:
-        self._descriptor = descriptor
+    def __init__(self, descriptor: int | None, finished: dict[str, R]) -> None:
+        self._descriptor = descriptor  # None: rows are kept in memory only
         self.finished = finished  # by key
 
     def append(self, row: R) -> None:
         """On the disk when this returns; a crash in between leaves a line without an end, which the next run drops."""
-        line = (row.to_json() + "\n").encode()
+        if self._descriptor is not None:
+            self._write(self._descriptor, (row.to_json() + "\n").encode())
+        self.finished[row.key] = row
+
+    def _write(self, descriptor: int, line: bytes) -> None:
         try:
             while line:
-                line = line[os.write(self._descriptor, line) :]
-            os.fsync(self._descriptor)
+                line = line[os.write(descriptor, line) :]
+            os.fsync(descriptor)
         except OSError as error:
             raise WriteError(f"a row could not be written: {error}; the rows before it are kept") from error
-        self.finished[row.key] = row
 
 
 @contextmanager
-def open_store(folder: Path, settings: Settings, kind: type[R], name: str = ROWS) -> Iterator[RowStore[R]]:
+def open_store(folder: Path | None, settings: RunSettings, kind: type[R], name: str = ROWS) -> Iterator[RowStore[R]]:
     """Opens or begins DIR/name for one run at a time; OptionError if DIR belongs to other settings or cannot be used,
-    BusyError if another run has the file."""
+    BusyError if another run has the file. Without DIR rows are kept in memory."""
+    if folder is None:
+        yield RowStore(None, {})
+        return
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -86,7 +92,7 @@ def parse(content: bytes, file: Path, kind: type[R]) -> tuple[list[R], int]:
     for number, line in enumerate(lines, start=1):
         try:
             rows.append(kind.from_json(line.decode()))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             if number == len(lines) and not unfinished:
                 break  # blocks that a power cut left unwritten
             raise OptionError(f"{file}, line {number} is damaged; move the file away to begin anew") from error
@@ -103,17 +109,23 @@ def _lock(descriptor: int, file: Path) -> None:
         return  # a file system without locks
 
 
-def _check_settings(folder: Path, settings: Settings, rows: Sequence[Row]) -> None:
+def _check_settings(folder: Path, settings: RunSettings, rows: Sequence[StoredRow]) -> None:
     file, ours = folder / SETTINGS, dataclasses.asdict(settings)
     if not rows and create_whole(file, json.dumps(ours, indent=2) + "\n"):
         return
     try:
         theirs = read_json(file)
-        differ = [name for name in ours if theirs[name] != ours[name]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        theirs = {field.name: theirs.get(field.name, _before(field)) for field in dataclasses.fields(settings)}
+    except (OSError, ValueError, AttributeError) as error:
         raise OptionError(f"{folder} holds rows but no readable {SETTINGS}; give another directory") from error
+    differ = [name for name in ours if theirs[name] != ours[name]]
     if differ:
         said = "; ".join(f"{name} was {theirs[name]!r}, is {ours[name]!r}" for name in differ)
         raise OptionError(f"{folder} holds rows of another run ({said}); give another directory")
     if any(row.settings != settings.digest for row in rows):
         raise OptionError(f"{folder} holds rows that do not belong to its {SETTINGS}; give another directory")
+
+
+def _before(field: dataclasses.Field[object]) -> object:
+    """What a setting was in runs of a version that did not know it."""
+    return "unknown" if field.default is dataclasses.MISSING else field.default

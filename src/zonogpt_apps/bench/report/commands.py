@@ -28,6 +28,7 @@ def _runs(summary: Summary, method: str) -> list[str]:
     shared = {
         "device": "cuda" if on_gpu else None,
         "dtype": settings.get("dtype"),
+        "arithmetic": None if settings.get("arithmetic") == "real" else settings.get("arithmetic"),
         "timeout": settings.get("timeout"),
         "budget": settings.get("budget"),
     }

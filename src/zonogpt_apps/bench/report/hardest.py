@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from zonogpt_apps.bench.grid import TASKS
 from zonogpt_apps.bench.report.tables import OURS, groups
-from zonogpt_apps.bench.rows import Row
+from zonogpt_apps.bench.rows import BenchRow
 
 SHOWN = 12
 RULE = (
@@ -19,11 +19,11 @@ RULE = (
 
 @dataclass(frozen=True)
 class Hard:
-    row: Row  # of E, at the smallest radius
+    row: BenchRow  # of E, at the smallest radius
     largest: float  # the largest radius that is proved; 0: none
 
 
-def hardest(rows: Sequence[Row]) -> tuple[Hard, ...]:
+def hardest(rows: Sequence[BenchRow]) -> tuple[Hard, ...]:
     found = groups((row for row in rows if row.method == OURS), lambda row: (row.model, row.instance))
     ranked = sorted((_hard(here) for here in found.values()), key=_hardness)
     first = list({hard.row.input: hard for hard in reversed(ranked)}.values())  # the hardest of each input
@@ -33,7 +33,7 @@ def hardest(rows: Sequence[Row]) -> tuple[Hard, ...]:
     return tuple(sorted([*share, *rest[: SHOWN - len(share)]], key=_hardness))
 
 
-def _hard(rows: Sequence[Row]) -> Hard:
+def _hard(rows: Sequence[BenchRow]) -> Hard:
     proved = [row.radius for row in rows if row.status == "verified"]
     return Hard(min(rows, key=lambda row: row.radius), max(proved, default=0.0))
 

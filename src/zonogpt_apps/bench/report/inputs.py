@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from zonogpt.support.files import parse_json
 from zonogpt_apps.bench.grid import MNIST
 from zonogpt_apps.bench.report.reading import Loaded
-from zonogpt_apps.bench.rows import Row
+from zonogpt_apps.bench.rows import BenchRow
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def pieces(shown: Input, positions: Sequence[int] | None) -> tuple[Piece, ...]:
     return tuple(piece for piece in out if piece.text)
 
 
-def what_moves(row: Row, shown: Input) -> str:
+def what_moves(row: BenchRow, shown: Input) -> str:
     """In words, counted from 1."""
     if row.positions is None:
         return "all pixels move"

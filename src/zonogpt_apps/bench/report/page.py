@@ -18,7 +18,7 @@ from zonogpt_apps.bench.report.hardest import RULE, Hard
 from zonogpt_apps.bench.report.inputs import Input, pieces, what_moves
 from zonogpt_apps.bench.report.sheets import Headline, Sheet, Value
 from zonogpt_apps.bench.report.summary import Summary
-from zonogpt_apps.bench.rows import Row
+from zonogpt_apps.bench.rows import BenchRow
 
 FIGURES = "figures-section"
 
@@ -133,7 +133,7 @@ def explorer(summary: Summary) -> dict[str, Any]:
     def number(name: str, word: str) -> int:
         return lists[name].setdefault(word, len(lists[name]))
 
-    def entry(row: Row) -> list[Any]:
+    def entry(row: BenchRow) -> list[Any]:
         margin = float(f"{row.margin:.5g}") if math.isfinite(row.margin) else None
         numbers = [row.blocks, row.radius, margin, float(f"{row.seconds:.4g}"), row.positions]
         return [number(name, getattr(row, name)) for name in WORDS] + numbers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,11 +13,11 @@ from zonogpt.errors import OptionError
 from zonogpt.studies.rows.store import SETTINGS, content_of, parse
 from zonogpt.support.files import read_json
 from zonogpt_apps.bench.grid import SIZES, TASKS
-from zonogpt_apps.bench.instances import Benchmark, Instance
-from zonogpt_apps.bench.rows import Row, Settings
+from zonogpt_apps.bench.instances import Benchmark, Instance, Subject
+from zonogpt_apps.bench.rows import BenchRow, BenchSettings
 
 STATUSES = ("verified", "falsified", "unknown", "timeout")
-SHARED = ("input_hash", "model_hash", "claim", "positions", "input", "relative_radius", "accuracy", "training")
+SHARED = (*(field.name for field in dataclasses.fields(Subject)), "claim")
 # E is ours, then the paper's from the best to the loosest; others follow by name.
 ORDER = ("E", "A", "F", "D", "M", "covenn", "crown", "deepz", "ibp")
 
@@ -25,7 +26,7 @@ ORDER = ("E", "A", "F", "D", "M", "covenn", "crown", "deepz", "ibp")
 class Loaded:
     """The rows in an order that does not depend on the run, which may have been stopped and resumed."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[BenchRow, ...]
     benchmark: Benchmark
     settings: dict[str, Any]  # of the run: dtype, timeout, ...; empty if the directory does not say
 
@@ -57,16 +58,16 @@ def load_rows(rows: Path, instances: Path) -> Loaded:
     _check_settings(found, settings)
     order = {place: k for k, place in enumerate(known)}
 
-    def place(row: Row) -> tuple[Any, ...]:
+    def place(row: BenchRow) -> tuple[Any, ...]:
         at = order.get((str(row.model), row.instance, row.radius), len(order))
         return row.model.place, method_place(row.method), row.radius, at, row.instance
 
     return Loaded(tuple(sorted((row for row, _ in found), key=place)), benchmark, settings)
 
 
-def _read(file: Path) -> list[Row]:
+def _read(file: Path) -> list[BenchRow]:
     content = content_of(file)
-    rows, whole = parse(content, file, Row)
+    rows, whole = parse(content, file, BenchRow)
     if whole < len(content):  # harmless for a run, which goes on; but a report would silently lack a row
         raise OptionError(f"{file} ends in the middle of a line; let zonogpt bench run finish it first")
     strange = [row for row in rows if row.task not in TASKS or row.size not in SIZES]
@@ -75,15 +76,15 @@ def _read(file: Path) -> list[Row]:
     return rows
 
 
-def _check_weights(found: Sequence[tuple[Row, Path]]) -> None:
-    first: dict[str, tuple[Row, Path]] = {}
+def _check_weights(found: Sequence[tuple[BenchRow, Path]]) -> None:
+    first: dict[str, tuple[BenchRow, Path]] = {}
     for row, file in found:
         other, where = first.setdefault(str(row.model), (row, file))
         if other.model_hash != row.model_hash:
             raise OptionError(f"{_both(where, file)}: rows of {row.model} with different weights; report one at a time")
 
 
-def _check_once(found: Sequence[tuple[Row, Path]]) -> None:
+def _check_once(found: Sequence[tuple[BenchRow, Path]]) -> None:
     first: dict[tuple[str, str, float, str], Path] = {}
     for row, file in found:
         place = str(row.model), row.instance, row.radius, row.method
@@ -95,20 +96,20 @@ def _check_once(found: Sequence[tuple[Row, Path]]) -> None:
         first[place] = file
 
 
-def _check_settings(found: Sequence[tuple[Row, Path]], settings: dict[str, Any]) -> None:
+def _check_settings(found: Sequence[tuple[BenchRow, Path]], settings: dict[str, Any]) -> None:
     first, where = found[0]
     for row, file in found:
         if row.settings != first.settings:
             raise OptionError(f"{_both(where, file)}: rows of different settings (dtype, timeout, ...); keep one run's")
     try:
-        said = Settings(**settings).digest if settings else first.settings
+        said = BenchSettings(**settings).digest if settings else first.settings
     except TypeError as error:
         raise OptionError(f"{where.parent / SETTINGS} is not of a benchmark: {error}") from error
     if said != first.settings:
         raise OptionError(f"{where}: the rows are not of the settings in {where.parent / SETTINGS}")
 
 
-def _check_verdicts(found: Sequence[tuple[Row, Path]]) -> None:
+def _check_verdicts(found: Sequence[tuple[BenchRow, Path]]) -> None:
     for row, file in found:
         if row.status not in STATUSES or (row.status == "verified" and not row.margin > 0):
             raise OptionError(
@@ -117,7 +118,7 @@ def _check_verdicts(found: Sequence[tuple[Row, Path]]) -> None:
             )
 
 
-def _check_instances(found: Sequence[tuple[Row, Path]], known: dict[tuple[str, str, float], Instance]) -> None:
+def _check_instances(found: Sequence[tuple[BenchRow, Path]], known: dict[tuple[str, str, float], Instance]) -> None:
     """What the instances say must be what the rows are about."""
     for row, file in found:
         instance = known.get((str(row.model), row.instance, row.radius))
@@ -126,8 +127,7 @@ def _check_instances(found: Sequence[tuple[Row, Path]], known: dict[tuple[str, s
                 f"{file}: {row.model}, instance {row.instance}, radius {row.radius!r} is none of the instances"
             )
         for name in SHARED:
-            said = getattr(instance, name)
-            if (list(said) if isinstance(said, tuple) else said) != getattr(row, name):
+            if getattr(instance, name) != getattr(row, name):
                 raise OptionError(
                     f"{file}: {name} of {row.model}, instance {row.instance} is not that of the instances;"
                     " give the instances that these rows were made from"

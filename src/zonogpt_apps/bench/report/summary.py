@@ -9,7 +9,7 @@ from zonogpt_apps.bench.report import tables
 from zonogpt_apps.bench.report.hardest import Hard, hardest
 from zonogpt_apps.bench.report.inputs import Input, read_inputs
 from zonogpt_apps.bench.report.reading import Loaded
-from zonogpt_apps.bench.rows import Row
+from zonogpt_apps.bench.rows import BenchRow
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Summary:
-    rows: tuple[Row, ...]
+    rows: tuple[BenchRow, ...]
     methods: tuple[str, ...]
     models: tuple[tables.ModelLine, ...]
     totals: tuple[tables.Total, ...]
@@ -65,7 +65,7 @@ def summarise(loaded: Loaded) -> Summary:
     )
 
 
-def origin(rows: tuple[Row, ...], method: str) -> Origin:
+def origin(rows: tuple[BenchRow, ...], method: str) -> Origin:
     mine = [row for row in rows if row.method == method]
     days = sorted(row.finished[:10] for row in mine)
     return Origin(

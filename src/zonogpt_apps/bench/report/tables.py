@@ -13,7 +13,7 @@ from zonogpt.errors import UnsoundError
 from zonogpt_apps.bench.grid import MNIST, RADII, TASKS, ModelId
 from zonogpt_apps.bench.report import paper
 from zonogpt_apps.bench.report.reading import method_place
-from zonogpt_apps.bench.rows import Row
+from zonogpt_apps.bench.rows import BenchRow
 
 OURS = "E"
 WANTED_LOSS = {MNIST: "cross-entropy", "sst": "interval bounds"}
@@ -34,7 +34,7 @@ class Count:
     seconds: float
 
     @staticmethod
-    def of(rows: Sequence[Row]) -> Count:
+    def of(rows: Sequence[BenchRow]) -> Count:
         statuses = [row.status for row in rows]
         return Count(
             run=len(rows),
@@ -160,14 +160,14 @@ class BlockShares:
     taken: float  # mean of what all blocks take together
 
 
-def groups(rows: Iterable[Row], key: Callable[[Row], K]) -> dict[K, list[Row]]:
-    found: dict[K, list[Row]] = {}
+def groups(rows: Iterable[BenchRow], key: Callable[[BenchRow], K]) -> dict[K, list[BenchRow]]:
+    found: dict[K, list[BenchRow]] = {}
     for row in rows:
         found.setdefault(key(row), []).append(row)
     return found
 
 
-def check_sound(rows: Sequence[Row]) -> None:
+def check_sound(rows: Sequence[BenchRow]) -> None:
     """The balls of an instance lie in each other: what is broken at a radius cannot be proved at a larger one."""
     for (model, instance), here in groups(rows, lambda row: (row.model, row.instance)).items():
         broken = min((row.radius for row in here if row.status == "falsified"), default=math.inf)
@@ -179,12 +179,12 @@ def check_sound(rows: Sequence[Row]) -> None:
             )
 
 
-def by_model(rows: Sequence[Row]) -> tuple[ModelLine, ...]:
+def by_model(rows: Sequence[BenchRow]) -> tuple[ModelLine, ...]:
     found = groups(rows, lambda row: row.model)
     return tuple(_model_line(model, found[model]) for model in sorted(found, key=lambda model: model.place))
 
 
-def _model_line(model: ModelId, rows: Sequence[Row]) -> ModelLine:
+def _model_line(model: ModelId, rows: Sequence[BenchRow]) -> ModelLine:
     found = groups(rows, lambda row: row.method)
     ours = found.get(OURS, [])
     relative = [row.relative_radius for row in rows]
@@ -204,22 +204,22 @@ def _model_line(model: ModelId, rows: Sequence[Row]) -> ModelLine:
     )  # fmt: skip
 
 
-def is_whole(rows: Sequence[Row]) -> bool:
+def is_whole(rows: Sequence[BenchRow]) -> bool:
     """Rows of one model and method: all that the paper asks about it, at its radii."""
     per_radius = {radius: len(here) for radius, here in groups(rows, lambda row: row.radius).items()}
     return per_radius == dict.fromkeys(RADII, paper.INSTANCES // len(RADII))
 
 
-def same_instances(rows: Sequence[Row], wanted: Sequence[Row]) -> list[Row]:
+def same_instances(rows: Sequence[BenchRow], wanted: Sequence[BenchRow]) -> list[BenchRow]:
     places = {_place(row) for row in wanted}
     return [row for row in rows if _place(row) in places]
 
 
-def _place(row: Row) -> tuple[ModelId, str, float]:
+def _place(row: BenchRow) -> tuple[ModelId, str, float]:
     return row.model, row.instance, row.radius
 
 
-def totals(rows: Sequence[Row], lines: Sequence[ModelLine]) -> tuple[Total, ...]:
+def totals(rows: Sequence[BenchRow], lines: Sequence[ModelLine]) -> tuple[Total, ...]:
     found = groups(rows, lambda row: row.method)
     out = []
     for method in sorted(found, key=method_place):
@@ -240,7 +240,7 @@ def totals(rows: Sequence[Row], lines: Sequence[ModelLine]) -> tuple[Total, ...]
     return tuple(out)
 
 
-def speed(rows: Sequence[Row], lines: Sequence[ModelLine]) -> Speed | None:
+def speed(rows: Sequence[BenchRow], lines: Sequence[ModelLine]) -> Speed | None:
     """None: E ran none of the paper's models whole."""
     cells = [cell for line in lines for cell in line.cells if cell.method == OURS and cell.whole]
     cells = [cell for cell in cells if (cell.model, paper.BEST) in paper.RESULTS]
@@ -258,7 +258,7 @@ def speed(rows: Sequence[Row], lines: Sequence[ModelLine]) -> Speed | None:
     )
 
 
-def ours(rows: Sequence[Row], lines: Sequence[ModelLine], task: str | None = None) -> Ours | None:
+def ours(rows: Sequence[BenchRow], lines: Sequence[ModelLine], task: str | None = None) -> Ours | None:
     """None: it was not run."""
     mine = [row for row in rows if row.method == OURS and task in (None, row.task)]
     models = {row.model for row in mine}
@@ -266,11 +266,11 @@ def ours(rows: Sequence[Row], lines: Sequence[ModelLine], task: str | None = Non
     return Ours(task, len(models), Count.of(mine), compared) if mine else None
 
 
-def tasks_of(rows: Sequence[Row]) -> list[str]:
+def tasks_of(rows: Sequence[BenchRow]) -> list[str]:
     return [task for task in TASKS if any(row.task == task for row in rows)]
 
 
-def by_radius(rows: Sequence[Row]) -> tuple[RadiusLine, ...]:
+def by_radius(rows: Sequence[BenchRow]) -> tuple[RadiusLine, ...]:
     """Of all tasks, then of each, if there are several."""
     radii = tuple(sorted({row.radius for row in rows}))
     tasks = tasks_of(rows)
@@ -285,7 +285,7 @@ def by_radius(rows: Sequence[Row]) -> tuple[RadiusLine, ...]:
     return tuple(lines)
 
 
-def runtimes(rows: Sequence[Row]) -> tuple[Runtime, ...]:
+def runtimes(rows: Sequence[BenchRow]) -> tuple[Runtime, ...]:
     found = groups(rows, lambda row: row.method)
     out = []
     for method in sorted(found, key=method_place):
@@ -294,7 +294,7 @@ def runtimes(rows: Sequence[Row]) -> tuple[Runtime, ...]:
     return tuple(out)
 
 
-def certified_radii(rows: Sequence[Row]) -> tuple[CertifiedRadius, ...]:
+def certified_radii(rows: Sequence[BenchRow]) -> tuple[CertifiedRadius, ...]:
     """An instance has the largest radius that is proved, even if a smaller one is not: a proof covers all below."""
     top = max((row.radius for row in rows), default=0.0)
     found = groups(rows, lambda row: (row.model, row.method))
@@ -315,7 +315,7 @@ def certified_radii(rows: Sequence[Row]) -> tuple[CertifiedRadius, ...]:
     return tuple(lines)
 
 
-def largest_proved(rows: Sequence[Row]) -> dict[str, float]:
+def largest_proved(rows: Sequence[BenchRow]) -> dict[str, float]:
     """By instance, of one model and method; 0 without any."""
     found = groups(rows, lambda row: row.instance)
     return {
@@ -323,14 +323,14 @@ def largest_proved(rows: Sequence[Row]) -> dict[str, float]:
     }
 
 
-def block_shares(rows: Sequence[Row]) -> tuple[BlockShares, ...]:
+def block_shares(rows: Sequence[BenchRow]) -> tuple[BlockShares, ...]:
     """At the middle of the paper's radii, or of those that were run; each propagation counts the same."""
     kept = [row for row in rows if row.method == OURS and row.ledger and sum(row.ledger.values()) > 0]
     radii = sorted({row.radius for row in kept})
     if not radii:
         return ()
     radius = LEDGER_RADIUS if LEDGER_RADIUS in radii else radii[len(radii) // 2]
-    once: dict[object, Row] = {}  # a run that was stopped inside a propagation has two of its ledgers
+    once: dict[object, BenchRow] = {}  # a run that was stopped inside a propagation has two of its ledgers
     for row in kept:
         if row.radius == radius:
             once.setdefault((row.model, row.input, str(row.positions)), row)

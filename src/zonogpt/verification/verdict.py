@@ -1,0 +1,61 @@
+"""From margins and findings to a verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+from zonogpt.search.falsify import Finding
+from zonogpt.spec.claims import Claim
+from zonogpt.verification.result import Result, Status
+
+
+def judge(claim: Claim, margins: Tensor) -> tuple[Status, str]:
+    """Verified only if these lower bounds (K,) prove the claim."""
+    proved = claim.proved(margins)
+    if claim.groups is not None:
+        return ("verified" if proved else "unknown"), f"{'' if proved else 'not '}every group has a certified margin"
+    worst = margins[int(margins.argmin())]
+    if proved:
+        return "verified", f"every margin is certified positive; the smallest is {worst:.4g}"
+    failed = int((~(margins > 0)).sum())
+    return "unknown", f"{failed} of {len(margins)} margins are not certified; the lowest bound is {worst:.4g}"
+
+
+def with_counterexample(result: Result, finding: Finding) -> Result:
+    found = finding.counterexample
+    assert found is not None
+    return dataclasses.replace(
+        result,
+        status="falsified",
+        reason=finding.said,
+        counterexample=found.input,
+        answer=found.answer,
+        replayed={"float32": found.margin_float32, "float64": found.margin_float64},
+    )
+
+
+def nothing_known(claim: Claim) -> Tensor:
+    """(K,): margins before any bound."""
+    return torch.full((claim.n_rows,), -math.inf, dtype=torch.float64)
+
+
+def joined(*reasons: str) -> str:
+    return "; ".join(reason for reason in reasons if reason)
+
+
+def rounding_allowance(claim: Claim, output: Tensor, rounded: Tensor, dtype: torch.dtype) -> Tensor:
+    """(K,): what is taken off every margin for rounding: an estimate, not a bound.
+
+    Eight times what float32 does to the margins at the unperturbed input, in units of `dtype`, plus 64 of its units.
+    `output` is the model's there in float64, `rounded` what float32 makes of it.
+    """
+    unit = torch.finfo(dtype).eps
+    seen = (output - rounded).abs().max() * (unit / torch.finfo(torch.float32).eps)
+    relative = 8 * seen / output.abs().max().clamp(min=torch.finfo(dtype).tiny) + 64 * unit
+    # At least what the largest output rounds to: a row may look at small ones. NaN: nothing is certified.
+    floor = 8 * seen + 64 * unit * output.abs().max()
+    return torch.maximum(relative * claim.magnitude(output), floor).nan_to_num(nan=math.inf, posinf=math.inf).cpu()
