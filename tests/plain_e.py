@@ -14,7 +14,8 @@ from torch import Tensor
 
 from zonogpt import Model, Spec
 from zonogpt.model.nodes import Attention as AttentionNode
-from zonogpt.model.nodes import Block, Norm as NormNode
+from zonogpt.model.nodes import Block
+from zonogpt.model.nodes import Norm as NormNode
 from zonogpt.spec.inputs import centre_and_radius
 from zonogpt.support.tensors import moved
 from zonogpt.transforms.gelu import affine_gelu
