@@ -26,22 +26,34 @@ def layer_norm(g: torch.Generator, d: int, tau: float = 1e-5) -> Norm:
 
 
 def attention_block(
-    seed: int, d: int = 6, n_heads: int = 2, causal: bool = True, scale: float = 0.6, inner: int | None = None
+    seed: int,
+    d: int = 6,
+    n_heads: int = 2,
+    causal: bool = True,
+    scale: float = 0.6,
+    inner: int | None = None,
+    biases: bool = True,
 ) -> Block[Attention]:
-    """`inner` features of all heads together; by default as many as a token has."""
+    """`inner` features of all heads together, by default as many as a token has. Without biases: no beta either."""
     g, inner = generator(seed), d if inner is None else inner
     norm = layer_norm(g, d)
     w_q, w_k, w_v = (scale * randn(g, d, 3 * inner)).chunk(3, dim=1)
     b_q, b_k, b_v = (scale * randn(g, 3 * inner)).chunk(3)
     w_o, b_o = scale * randn(g, inner, d), randn(g, d)
     mask = "causal" if causal else "bidirectional"
-    return Block(norm, Attention(w_q, w_k, w_v, w_o, b_q, b_k, b_v, b_o, n_heads, mask))
+    block = Block(norm, Attention(w_q, w_k, w_v, w_o, b_q, b_k, b_v, b_o, n_heads, mask))
+    return block if biases else changed(without_beta(block), b_q=None, b_k=None, b_v=None, b_o=None)
 
 
-def mlp_block(seed: int, d: int = 6, hidden: int = 12, scale: float = 0.8) -> Block[Mlp]:
+def mlp_block(seed: int, d: int = 6, hidden: int = 12, scale: float = 0.8, biases: bool = True) -> Block[Mlp]:
     g = generator(seed)
     norm = layer_norm(g, d)
-    return Block(norm, Mlp(scale * randn(g, d, hidden), randn(g, hidden), scale * randn(g, hidden, d), randn(g, d)))
+    mlp = Mlp(scale * randn(g, d, hidden), randn(g, hidden), scale * randn(g, hidden, d), randn(g, d))
+    return Block(norm, mlp) if biases else changed(without_beta(Block(norm, mlp)), b_1=None, b_2=None)
+
+
+def without_beta(block: Block) -> Block:
+    return replace(block, norm=replace(block.norm, beta=None))
 
 
 def changed(block: Block, **changes: object) -> Block:

@@ -11,7 +11,17 @@ import pytest
 import torch
 
 import zonogpt
-from builders import attention_block, generator, image_config, image_model, layer_norm, mlp_block, randn, zonotope
+from builders import (
+    attention_block,
+    changed,
+    generator,
+    image_config,
+    image_model,
+    layer_norm,
+    mlp_block,
+    randn,
+    zonotope,
+)
 from containment import directions
 from containment import point as structured_point
 from containment import random_noise as structured_noise
@@ -20,14 +30,17 @@ from zonogpt.domains.ellipsoidal import EllipsoidalZonotope
 from zonogpt.domains.rounding import unaccounted
 from zonogpt.domains.structured import StructuredZonotope
 from zonogpt.methods import METHODS
+from zonogpt.methods.method import Numerics
 from zonogpt.support.tensors import map_tensors
 from zonogpt.transforms.attention import fused_attention
-from zonogpt.transforms.attention_rounding import Still
 from zonogpt.transforms.decomposed_attention import decomposed_attention
-from zonogpt.transforms.ellipsoidal.attention import attention_step
+from zonogpt.transforms.ellipsoidal.attention import attend
 from zonogpt.transforms.ellipsoidal.layernorm import layernorm_step
 from zonogpt.transforms.ellipsoidal.mlp import mlp_step
+from zonogpt.transforms.ellipsoidal.sources import sources
 from zonogpt.transforms.mlp import fused_mlp, sequential_mlp
+from zonogpt.transforms.prefix import Prefix
+from zonogpt.transforms.queries import Queries
 
 LIMIT = 1 << 30
 # What is held in which type: everything, or the tangents alone.
@@ -90,6 +103,12 @@ def fallen_below(f, z, out, step, w, seed):
     return worst
 
 
+def step_of(block, z):
+    if block.kind == "mlp":
+        return mlp_step(block, z, LIMIT)
+    return attend(sources(block, z, Prefix.none(z.c, block.branch), LIMIT), Queries.every(z.n_tokens), LIMIT)
+
+
 def ellipsoidal_case(kind, name, seed):
     d = 4 if "bfloat16" in name else 8
     block = attention_block(seed, d=d, n_heads=2) if kind == "attention" else mlp_block(seed, d=d, hidden=2 * d)
@@ -98,10 +117,7 @@ def ellipsoidal_case(kind, name, seed):
     z = ellipsoidal(seed + 5, n=3, d=d, m=3, radius=RADIUS[name], error=1e-3 * RADIUS[name])
     z = held(z, name)
     with torch.no_grad():
-        if kind == "attention":
-            out, step = attention_step(block, z, Still.none(z.c, 2), 3, LIMIT)
-        else:
-            out, step = mlp_step(block, z, LIMIT)
+        out, step = step_of(block, z)
     return wide(block), z, out, step
 
 
@@ -145,11 +161,7 @@ def test_tangents_are_off_by_less_than_is_said(name, kind):
         exact_z = dataclasses.replace(z, G=z.G.double())
         block, *_ = ellipsoidal_case(kind, name, seed)
         with torch.no_grad():
-            step = (
-                attention_step(block, exact_z, Still.none(z.c, 2), 3, LIMIT)
-                if kind == "attention"
-                else mlp_step(block, exact_z, LIMIT)
-            )
+            step = step_of(block, exact_z)
         lost = (out.G.double() - step[0].G).abs().sum(2)
         added = out.Q.diagonal(dim1=-2, dim2=-1).sqrt()
         assert float(lost.max()) > 1e-3 * torch.finfo(z.G.dtype).eps * RADIUS[name]
@@ -205,7 +217,7 @@ def test_margins_of_a_whole_model_held_in_float32(method):
         points = spec.input.lower + x * (spec.input.upper - spec.input.lower)
         truth = spec.claim.margins(exact.forward(spec.input.embed(points))).amin(0)
         with torch.no_grad():
-            margins = METHODS[method].bound_many(model, [spec], torch.float32, None, None)[0].margins.double()
+            margins = METHODS[method].bound_many(model, [spec], Numerics(torch.float32), None)[0].margins.double()
         assert (margins > -math.inf).all()
         return float((margins - truth).max())
 
@@ -220,10 +232,8 @@ def test_tangents_that_underflow_are_not_lost(transform, scale):
     """W_v of size 2^-126, W_o of size 2^122: the values' tangents underflow in float32, and W_o brings them back."""
     d, n, m = 8, 3, 3
     block = attention_block(1, d=d, n_heads=2)
-    w, b = block.w_qkv.clone(), block.b_qkv.clone()
-    w[:, 2 * d :] *= 2.0**-126
-    b[2 * d :] *= 2.0**-126
-    block = dataclasses.replace(block, w_qkv=w, b_qkv=b, w_o=block.w_o * 2.0**122)
+    of = block.branch
+    block = changed(block, w_v=of.w_v * 2.0**-126, b_v=of.b_v * 2.0**-126, w_o=of.w_o * 2.0**122)
     g = generator(3)
     c, G = randn(g, n, d), (scale * randn(g, m, n, d)).float()
     z = StructuredZonotope(c, G, torch.zeros(n, 0, d), torch.zeros(n, d).double())

@@ -5,29 +5,36 @@ import dataclasses
 import pytest
 import torch
 
-from builders import attention_block, generator, randn, zonotope
+from builders import attention_block, changed, generator, randn, zonotope
 from chunked import smallest_chunks
 from containment import Noise, assert_bounded, assert_symbolic_containment, point
 from zonogpt.domains.structured import StructuredZonotope
+from zonogpt.model.nodes import dense
 from zonogpt.transforms.attention import (
     attention_bounds,
     fused_attention,
     recentred_generators,
+    rounding_of,
     weighted_median,
 )
 from zonogpt.transforms.attention_point import attention_point
-from zonogpt.transforms.attention_rounding import Still, attention_rounding
 from zonogpt.transforms.decomposed_attention import decomposed_attention, operator_radii
 from zonogpt.transforms.layernorm import layernorm_bounds
 
 RADII = [1e-4, 1e-2, 0.1, 0.5, 3.0]
+# A mask, a width of all heads together that is not the tokens', and nothing that is added.
+KINDS = {
+    "causal": {}, "bidirectional": {"causal": False}, "narrow": {"inner": 2}, "wide": {"inner": 10, "causal": False},
+    "without biases": {"biases": False},
+}  # fmt: skip
 
 
 def quantities(block, n):
     """Q, K, V, U, P as exact functions of LayerNorm's output n (..., S, d)."""
-    Q, K, V = map(block.split_heads, (n @ block.w_qkv + block.b_qkv).chunk(3, dim=-1))
-    U = (Q @ K.transpose(-1, -2)) * block.scale
-    visible = block.visible(n.shape[-2])
+    of = block.branch
+    Q, K, V = (of.split_heads(dense(n, weight, bias)) for weight, bias in of.projections)
+    U = (Q @ K.transpose(-1, -2)) * of.scale
+    visible = of.visible(n.shape[-2])
     P = U.masked_fill(~visible, -torch.inf).softmax(-1)
     return {"Q": Q, "K": K, "V": V, "U": U.masked_fill(~visible, 0.0), "P": P}
 
@@ -41,11 +48,11 @@ def linear_part(block, bounds, z, noise: Noise, name: str):
 
 
 @pytest.mark.parametrize("radius", RADII)
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["Q", "K", "V", "U", "P"])
-def test_intermediate_bounds(name, causal, radius):
+def test_intermediate_bounds(name, kind, radius):
     for seed in range(2):
-        block, z = attention_block(seed, causal=causal), zonotope(seed + 10, radius=radius)
+        block, z = attention_block(seed, **KINDS[kind]), zonotope(seed + 10, radius=radius)
         bounds = attention_bounds(block, z)
         keep = bounds.softmax.sloped[..., None] if name == "P" else 1.0
         centre = quantities(block, bounds.norm.centre)[name]
@@ -88,16 +95,17 @@ def test_softmax_remainder_and_score_product(radius):
         return quantities(block, block.norm(point(z, noise)))["V"] - bounds.point.V
 
     assert_bounded(lambda noise: values(noise) @ bounds.point.w_o, bounds.value_change, z)
-    product = lambda noise: block.join_heads(change(noise) @ values(noise)) @ block.w_o  # noqa: E731
+    of = block.branch
+    product = lambda noise: of.join_heads(change(noise) @ values(noise)) @ of.w_o  # noqa: E731
     assert_bounded(product, bounds.value_product, z)
 
 
 @pytest.mark.parametrize("transform", [fused_attention, decomposed_attention])
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("radius", RADII)
-def test_block_contains_every_output(transform, causal, radius):
+def test_block_contains_every_output(transform, kind, radius):
     for seed in range(3):
-        block, z = attention_block(seed, causal=causal), zonotope(seed + 20, radius=radius)
+        block, z = attention_block(seed, **KINDS[kind]), zonotope(seed + 20, radius=radius)
         out, _ = transform(block, z)
         assert_symbolic_containment(block, z, out, seed)
 
@@ -133,10 +141,9 @@ def test_peaked_softmax_and_constant_token(transform):
 
 
 def with_weights(block, **factors):
-    """The block with parts of W_qkv (and its bias) scaled: q, k, v."""
-    d = block.w_o.shape[0]
-    scale = torch.cat([torch.full((d,), factors.get(name, 1.0), dtype=torch.float64) for name in "qkv"])
-    return dataclasses.replace(block, w_qkv=block.w_qkv * scale, b_qkv=block.b_qkv * scale)
+    """The block with weights and biases scaled, of queries (q), keys (k) and values (v)."""
+    names = {f"{part}_{name}": factor for name, factor in factors.items() for part in "wb"}
+    return changed(block, **{name: factor * getattr(block.branch, name) for name, factor in names.items()})
 
 
 @pytest.mark.parametrize("transform", [fused_attention, decomposed_attention])
@@ -162,16 +169,15 @@ def test_product_alone(transform, radius):
             zonotope(seed, d=3, m=2, q=1, radius=radius),
         )
         z = StructuredZonotope(z.c[:1].expand(4, 3).clone(), z.G, z.L, z.b)
-        b_qkv = block.b_qkv.clone()
-        b_qkv[6:] = -(block.norm(z.c[0]) @ block.w_qkv)[6:]
-        block = dataclasses.replace(block, b_qkv=b_qkv)
+        block = changed(block, b_v=-(block.norm(z.c[0]) @ block.branch.w_v))
         out, _ = transform(block, z)
         assert_symbolic_containment(block, z, out, seed)
 
 
 @pytest.mark.parametrize("transform", [fused_attention, decomposed_attention])
-def test_zero_radius_is_exact(transform):
-    block, z = attention_block(1), zonotope(1, radius=0.0)
+@pytest.mark.parametrize("kind", KINDS)
+def test_zero_radius_is_exact(transform, kind):
+    block, z = attention_block(1, **KINDS[kind]), zonotope(1, radius=0.0)
     out, _ = transform(block, z)
     torch.testing.assert_close(out.c, block(z.c))
     assert float(out.radius.max()) < 1e-11
@@ -188,9 +194,10 @@ def test_error_is_second_order_for_shared_generators(transform):
     assert max(ratios) < 1.5 * min(ratios)
 
 
-def test_generator_images_are_derivatives():
+@pytest.mark.parametrize("inner", [6, 2, 10])
+def test_generator_images_are_derivatives(inner):
     """At a small radius: the kept generators are exactly J_A G_j, and J_A emb_s(L_sk) at token s."""
-    block, z = attention_block(2), zonotope(3, radius=1e-4)
+    block, z = attention_block(2, inner=inner), zonotope(3, radius=1e-4)
     out, _ = fused_attention(block, z)
     for j in range(z.m):
         torch.testing.assert_close(out.G[j], torch.func.jvp(block, (z.c,), (z.G[j],))[1])
@@ -226,9 +233,8 @@ def test_chunked_radii_equal_plain():
     """Each operator's radii of variants D and M; the block may hide one of them behind another bound."""
     block, z = attention_block(4), zonotope(5, radius=0.1)
     norm = layernorm_bounds(block.norm, z)
-    p = attention_point(block, norm.centre)
-    still = Still.none(norm.centre, block.n_heads)
-    off = attention_rounding(p, still, norm.centre, norm.reach, torch.float64, z.m + z.q, norm.rounding)
+    p = attention_point(block.branch, norm.centre)
+    off = rounding_of(p, norm, z)
     plain = operator_radii(p, p, norm, z, off)
     with smallest_chunks():
         small = operator_radii(p, p, norm, z, off)
@@ -243,13 +249,13 @@ def test_never_looser_than_printed():
         block, z = attention_block(seed), zonotope(seed, radius=0.02)
         bounds = attention_bounds(block, z)
         out, _ = fused_attention(block, z)
-        p, norm, w = bounds.point, bounds.norm, block.w_qkv.abs()
-        f_Q, f_K, f_V = map(block.split_heads, (norm.r_N @ w).chunk(3, dim=-1))
-        R_Q, R_K, R_V = map(block.split_heads, (norm.R_N @ w).chunk(3, dim=-1))
+        p, norm, of = bounds.point, bounds.norm, block.branch
+        f_Q, f_K, f_V = (of.split_heads(norm.r_N @ w.abs()) for w, _ in of.projections)
+        R_Q, R_K, R_V = (of.split_heads(norm.R_N @ w.abs()) for w, _ in of.projections)
         T = lambda x: x.transpose(-1, -2)  # noqa: E731
-        f_U = (f_Q @ T(p.K.abs()) + p.Q.abs() @ T(f_K)) * block.scale
-        R_UN = (R_Q @ T(p.K.abs()) + p.Q.abs() @ T(R_K)) * block.scale
-        R_Ux = (f_Q + R_Q) @ T(f_K + R_K) * block.scale
+        f_U = (f_Q @ T(p.K.abs()) + p.Q.abs() @ T(f_K)) * of.scale
+        R_UN = (R_Q @ T(p.K.abs()) + p.Q.abs() @ T(R_K)) * of.scale
+        R_Ux = (f_Q + R_Q) @ T(f_K + R_K) * of.scale
         f_P = p.P * (f_U + (p.P * f_U).sum(-1, keepdim=True))
         R_U = R_UN + R_Ux
         M = (f_U + R_U).masked_fill(~p.visible, 0).amax(-1, keepdim=True)
@@ -257,7 +263,7 @@ def test_never_looser_than_printed():
         R_P = torch.minimum(R_P, torch.maximum(p.P, 1 - p.P) + f_P).masked_fill(~p.visible, 0)
         assert (bounds.f["P"] <= f_P + 1e-15).all()
         assert (bounds.R["P"] <= R_P + 1e-15).all()
-        R_A = block.join_heads(R_P @ p.V.abs() + p.P @ R_V + (f_P + R_P) @ (f_V + R_V)) @ block.w_o.abs()
+        R_A = of.join_heads(R_P @ p.V.abs() + p.P @ R_V + (f_P + R_P) @ (f_V + R_V)) @ of.w_o.abs()
         ours = out.L[:, z.q :].abs().sum(1) + out.b
         assert float(ours.mean()) <= float(R_A.mean()) + float(crossed_part(block, z).mean())
 
@@ -304,11 +310,7 @@ def test_weighted_median_is_optimal():
 
 def with_constant(block, part: str):
     """The block with queries or keys that do not move: their weights are zero, their bias stays."""
-    d = block.w_o.shape[0]
-    w_qkv = block.w_qkv.clone()
-    start = {"q": 0, "k": d, "none": 3 * d}[part]
-    w_qkv[:, start : start + d] = 0
-    return dataclasses.replace(block, w_qkv=w_qkv)
+    return block if part == "none" else changed(block, **{f"w_{part}": 0 * getattr(block.branch, f"w_{part}")})
 
 
 @pytest.mark.parametrize("radius", [0.01, 0.5])
@@ -320,13 +322,13 @@ def test_decomposed_operators(radius, constant, causal):
     block, z = attention_block(11, causal=causal), zonotope(12, radius=radius)
     if constant == "zero":  # equal tokens with queries and keys zero at the centre: only their product moves the scores
         z = StructuredZonotope(z.c[:1].expand_as(z.c).clone(), z.G, z.L, z.b)
-        block = dataclasses.replace(block, b_qkv=-(block.norm(z.c[0]) @ block.w_qkv))
+        n = block.norm(z.c[0])
+        block = changed(block, **{f"b_{part}": -(n @ getattr(block.branch, f"w_{part}")) for part in "qkv"})
     else:
         block = with_constant(block, constant)
     norm = layernorm_bounds(block.norm, z)
-    p = attention_point(block, norm.centre)
-    still = Still.none(norm.centre, block.n_heads)
-    off = attention_rounding(p, still, norm.centre, norm.reach, torch.float64, z.m + z.q, norm.rounding)
+    p = attention_point(block.branch, norm.centre)
+    off = rounding_of(p, norm, z)
     r = operator_radii(p, p, norm, z, off)
     kept = {"Q": r.kept_Q, "K": r.kept_K, "V": r.kept_V, "U": r.kept_U, "P": r.kept_P * r.softmax.sloped[..., None]}
     interval = {"Q": r.b_Q, "K": r.b_K, "V": r.b_V, "U": r.b_U, "P": r.b_P}

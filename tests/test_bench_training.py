@@ -14,10 +14,10 @@ from transformers import GPT2ForSequenceClassification
 
 import zonogpt
 from bench_data import sentences, write_data, write_sst
-from builders import attention_block, generator, layer_norm, text_classifier
 from builders import config as text_config
+from builders import generator, layer_norm, text_classifier
 from zonogpt.errors import ModelError, OptionError, SpecError
-from zonogpt.model.ir import LayerNorm
+from zonogpt.model.nodes import Attention, Block, Norm
 from zonogpt.support.tensors import moved
 from zonogpt_apps.bench.grid import PAPER_MODELS, ModelId, config, parse_models
 from zonogpt_apps.bench.train import train
@@ -203,7 +203,7 @@ def test_layernorm_of_a_ball_holds_at_all_vertices(radius):
 def test_layernorm_of_a_ball_where_the_variance_rises_more_than_it_can_fall():
     """Almost constant tokens: the variance cannot fall below 0, but rise a lot."""
     d, tau = 768, 1e-5
-    norm = LayerNorm(torch.ones(d, dtype=torch.float64), torch.zeros(d, dtype=torch.float64), tau)
+    norm = Norm(torch.ones(d, dtype=torch.float64), torch.zeros(d, dtype=torch.float64), tau)
     sign = torch.ones(d, dtype=torch.float64)
     sign[::2] = -1
     spike = torch.zeros(d, dtype=torch.float64)
@@ -236,12 +236,10 @@ def test_softmax_moves_where_only_another_score_moves():
 def test_softmax_of_scores_that_move_by_hundreds():
     """A key of weight e^-80 may take it all: an exponent must not be cut before it meets a tiny weight."""
     eye, zeros = torch.eye(3).double(), torch.zeros(3).double()
-    block = replace(
-        attention_block(0, d=3, n_heads=1), norm=LayerNorm(zeros + 9, zeros, 1e-5), w_o=eye, b_o=zeros,
-        w_qkv=torch.cat([eye.roll(1, 0), eye, eye], dim=1), b_qkv=torch.zeros(9).double(),
-    )  # fmt: skip
+    attention = Attention(eye.roll(1, 0), eye, eye, eye, zeros, zeros, zeros, zeros, n_heads=1)
+    block = Block(Norm(zeros + 9, zeros, 1e-5), attention)
     reader = torch.tensor([1.0, 0.0, -1.0]).double()
-    wanted = reader @ block.w_qkv[:, :3]  # the key that the second token looks for
+    wanted = reader @ attention.w_q  # the key that the second token looks for
     before, after = torch.stack([-wanted, reader]), torch.stack([wanted, reader])
     out = _attention(block, Ball(before, (after - before).abs()))
     moved = (block(after) - after) - (block(before) - before)

@@ -12,16 +12,20 @@ import numpy as np
 import pytest
 import torch
 
-from builders import generator, randn
-from test_ellipsoidal_steps import LIMIT, attention_case, exact_still
+from builders import changed, generator, layer_norm, randn
+from test_ellipsoidal_steps import LIMIT, attention_case, attention_step, exact_prefix, with_errors
 from zonogpt.domains import ellipsoidal as domain
 from zonogpt.domains.ellipsoidal import lambda_max, rounded_out, sandwich, support, symmetrised
 from zonogpt.domains.symbols import SymbolSums
+from zonogpt.model.nodes import dense
 from zonogpt.support.tensors import map_tensors
-from zonogpt.transforms.ellipsoidal.attention import attention_step
-from zonogpt.transforms.ellipsoidal.attention_errors import _crossed, by_head, error_images, error_scores, project
-from zonogpt.transforms.ellipsoidal.attention_point import attention_point
-from zonogpt.transforms.ellipsoidal.layernorm import centred_gram, layernorm_step
+from zonogpt.transforms.ellipsoidal.attention_errors import _crossed, asked_errors, error_images, error_scores
+from zonogpt.transforms.ellipsoidal.attention_point import branch_point
+from zonogpt.transforms.ellipsoidal.layernorm import centred_gram
+from zonogpt.transforms.ellipsoidal.sources import by_head, sources
+from zonogpt.transforms.queries import Queries
+
+NORM = layer_norm(generator(0), 7)  # whose mean is taken off; its weights do not matter
 
 
 def exact(matrix):
@@ -63,7 +67,7 @@ def test_centred_grams_contain_the_exact_ones(seed):
     Q = F @ F.mT
     centre = [[Fraction(int(i == j)) - Fraction(1, 7) for j in range(7)] for i in range(7)]
     truth = np.array(centre) @ exact(Q) @ np.array(centre)
-    difference = torch.tensor((exact(centred_gram(Q[None, None])[0, 0]) - truth).astype(float))
+    difference = torch.tensor((exact(centred_gram(NORM, Q[None, None])[0, 0]) - truth).astype(float))
     assert lowest_eigenvalue(difference) > 0
 
 
@@ -77,7 +81,7 @@ def test_centred_images_contain_the_exact_ones(seed):
     truth = centre @ exact(A).T @ exact(Q) @ exact(A) @ centre
     image = rounded_out(sandwich(Q[None, None], A))
     assert torch.equal(image, image.mT)
-    difference = torch.tensor((exact(centred_gram(image)[0, 0]) - truth).astype(float))
+    difference = torch.tensor((exact(centred_gram(NORM, image)[0, 0]) - truth).astype(float))
     assert lowest_eigenvalue(difference) > 0
 
 
@@ -101,20 +105,20 @@ def test_images_of_images_contain_the_exact_ones(seed, mirrored, monkeypatch):
 @pytest.mark.parametrize("mirrored", [2, 512])
 def test_grams_are_symmetric_where_parts_cancel(mirrored, monkeypatch):
     monkeypatch.setattr(domain, "MIRRORED", mirrored)
-    block, before, z, norm, pt = attention_case(3, (0.3, 0.2), S=5, d=8)
-    pr = project(pt, domain.minkowski(norm.jacobian_gram(z.Q), norm.error_gram))
-    values = pt.values()
-    inner, _ = _crossed(pt, pr, error_scores(pt, pr).key, values, torch.ones(2).double(), slice(None))
+    block, before, z, source, pt = attention_case(3, (0.3, 0.2), S=5, d=8)
+    asked, values, norm = asked_errors(pt, source), pt.values(), source.norm
+    key = error_scores(pt, source, asked).key
+    inner, _ = _crossed(pt, source, asked, key, values, torch.ones(2).double(), slice(None))
     g = generator(1)
     F, A = image_that_cancels(g, 9)
     sums = SymbolSums(math.inf)
     sums.add(randn(g, 1, 40, 9))
     sums.add(randn(g, 1, 30, 9))
-    centred = centred_gram((sums.cover + 1e5)[None])
-    out, _ = attention_step(block, z, exact_still(block, before), 5, LIMIT)
+    centred = centred_gram(NORM, (sums.cover + 1e5)[None])
+    out, _ = attention_step(block, z, before)
     for gram in (
-        norm.jacobian_gram(z.Q), norm.error_gram, pr.merged, pr.VV, pr.QQ, pr.KK_heads, inner, sums.cover, centred,
-        sandwich(F @ F.mT, A), domain.box_cover(A, A[:, 0].abs()), out.Q,
+        norm.jacobian_gram(z.Q), norm.error_gram, source.merged, source.VV, asked.QQ, source.KK_heads, inner,
+        sums.cover, centred, sandwich(F @ F.mT, A), domain.box_cover(A, A[:, 0].abs()), out.Q,
     ):  # fmt: skip
         assert torch.equal(gram, gram.mT)
 
@@ -168,30 +172,41 @@ def test_lambda_max_is_never_rounded_below(squarings):
         assert Fraction(float(lambda_max(F.mT @ F, squarings))) >= largest
 
 
+def seen_at(block, before, z, centre):
+    """What all tokens of z see where LayerNorm's output is `centre`, and the point there."""
+    of, source = block.branch, sources(block, z, exact_prefix(block, before), LIMIT)
+    K, V = (of.split_heads(dense(source.prefix.before(centre), w, b)) for w, b in of.projections[1:])
+    source = dataclasses.replace(source, norm=dataclasses.replace(source.norm, centre=centre), K=K, V=V)
+    return source, branch_point(source, Queries.every(z.n_tokens, before.shape[1]))
+
+
+def in_type(dtype, *values):
+    return (map_tensors(value, lambda t: t.to(dtype)) for value in values)
+
+
 @pytest.mark.parametrize("case", [{}, {"first": 2}, {"causal": False}])
 @pytest.mark.parametrize("seed", range(6))
 def test_grams_of_attention_formed_in_float32_dominate_those_of_float64(seed, case):
-    block, before, z, norm, _ = attention_case(seed, (0.05, 0.0), d=6, heads=2, S=6, **case)
+    block, before, z, source, _ = attention_case(seed, (0.05, 0.0), d=6, heads=2, S=6, **case)
     line = randn(generator(seed), 1, z.n_tokens, 6, 1)
     z = dataclasses.replace(z, Q=line @ line.mT)  # rank one: other directions hold rounding only
-    narrow = lambda value: map_tensors(value, lambda t: t.float())  # noqa: E731
-    block, before, z, centre = (narrow(x) for x in (block, before, z, norm.centre))
+    block, before, z, centre = in_type(torch.float32, block, before, z, source.norm.centre)
 
-    def grams(dtype, sources):
-        b, x, n0 = (map_tensors(v, lambda t: t.to(dtype)) for v in (block, before, centre))
-        zz = dataclasses.replace(z, c=z.c.to(dtype), G=z.G.to(dtype), Q=torch.zeros_like(z.Q, dtype=dtype))
-        zz.Q[:, sources] = z.Q[:, sources].to(dtype)
-        step = layernorm_step(b.norm, zz, LIMIT)
-        point = attention_point(b, b.norm(x), n0, zz.n_tokens)
-        pr = project(point, step.jacobian_gram(zz.Q))
-        values = point.values()
+    def grams(dtype, tokens):
+        b, x, n0, zz = in_type(dtype, block, before, centre, z)
+        zz = dataclasses.replace(zz, Q=torch.zeros_like(zz.Q))
+        zz.Q[:, tokens] = z.Q[:, tokens].to(dtype)
+        seen, point = seen_at(b, x, zz, n0)
+        seen = with_errors(seen, seen.norm.jacobian_gram(zz.Q))
+        seen = dataclasses.replace(seen, norm=dataclasses.replace(seen.norm, error_gram=torch.zeros_like(zz.Q)))
+        asked, values = asked_errors(point, seen), point.values()
         values = values - point.P[..., None, :] @ values
-        scores = error_scores(point, pr)
-        step = dataclasses.replace(step, error_gram=torch.zeros_like(zz.Q))
+        scores = error_scores(point, seen, asked)
         local = torch.zeros(1, 2, zz.n_tokens, 3, 3, dtype=dtype)
-        images, _ = error_images(point, step, zz, pr, scores.key, values, local, torch.zeros_like(zz.c), LIMIT)
-        bare = project(point, zz.Q)  # a Gram without slack of its own
-        whole = {"jacobian": pr.merged, "queries": bare.QQ, "keys": bare.KK_heads, "values": bare.VV}
+        images, _ = error_images(point, seen, asked, scores.key, values, local, torch.zeros_like(zz.c), LIMIT)
+        bare = with_errors(seen, zz.Q)  # a Gram without slack of its own
+        queries = asked_errors(point, bare).QQ
+        whole = {"jacobian": seen.merged, "queries": queries, "keys": bare.KK_heads, "values": bare.VV}
         return whole, {"scores": scores.gram, "images": images}
 
     everywhere = list(range(z.n_tokens))
@@ -212,24 +227,24 @@ def test_grams_of_attention_formed_in_float32_dominate_those_of_float64(seed, ca
 def test_images_of_other_tokens_where_nearly_everything_cancels(seed, left):
     """Keys and values hardly see the one direction in which tokens move: what is `left` of it is mostly rounding."""
     g = generator(seed)
-    block, _, _, norm, _ = attention_case(seed, (0.05, 0.0), d=6, heads=2, S=5)
+    block, before, z, source, _ = attention_case(seed, (0.05, 0.0), d=6, heads=2, S=5)
     line = randn(g, 6)
     line = line / line.norm()
-    w_qkv = block.w_qkv - (1 - left) * line[:, None] * (line @ block.w_qkv)
-    block, centre, merged = (
-        map_tensors(x, lambda t: t.float())
-        for x in (dataclasses.replace(block, w_qkv=w_qkv), norm.centre, (line[:, None] * line).expand(1, 5, 6, 6))
-    )
+    blind = [w - (1 - left) * line[:, None] * (line @ w) for w, _ in block.branch.projections]
+    block = changed(block, **dict(zip(("w_q", "w_k", "w_v"), blind, strict=True)))
+    along = (line[:, None] * line).expand(1, 5, 6, 6)
+    block, before, z, centre, merged = in_type(torch.float32, block, before, z, source.norm.centre, along)
 
-    def crossed(dtype, sources):
-        b, n0, M = (map_tensors(x, lambda t: t.to(dtype)) for x in (block, centre, merged))
+    def crossed(dtype, tokens):
+        b, x, zz, n0, M = in_type(dtype, block, before, z, centre, merged)
         only = torch.zeros_like(M)
-        only[:, sources] = M[:, sources]
-        point = attention_point(b, n0[:, :0], n0, 5)
-        pr = project(point, only)
+        only[:, tokens] = M[:, tokens]
+        seen, point = seen_at(b, x, zz, n0)
+        seen = with_errors(seen, only)
+        asked = asked_errors(point, seen)
         values = 1e3 * point.values()  # scores weigh more than values, whose own slack would hide this one
         metric = torch.ones(2, dtype=dtype)
-        inner, t = _crossed(point, pr, error_scores(point, pr).key, values, metric, slice(0, 5))
+        inner, t = _crossed(point, seen, asked, error_scores(point, seen, asked).key, values, metric, slice(0, 5))
         return t.sum(-1)[..., None, None] * inner
 
     gram = crossed(torch.float32, list(range(5))).double()
@@ -244,20 +259,20 @@ def test_a_token_that_moves_no_score_because_query_and_key_cancel(seed):
     """All other keys are one, so its query's and its key's change are multiples of one row; the line is chosen so that
     they cancel. What is left is rounding of either sign, and the Gram must not be below it."""
     S, d = 5, 6
-    block, _, _, norm, _ = attention_case(seed, (0.05, 0.0), d=d, heads=2, S=S)
-    centre = norm.centre.clone()
+    block, before, z, source, _ = attention_case(seed, (0.05, 0.0), d=d, heads=2, S=S)
+    centre = source.norm.centre.clone()
     centre[:, : S - 1] = centre[:, :1]
-    block, centre = (map_tensors(x, lambda t: t.float()) for x in (block, centre))
-    wide, at = (map_tensors(x, lambda t: t.double()) for x in (block, centre))
-    pt = attention_point(wide, at[:, :0], at, S)
-    w_q, w_k = (by_head(w, 2) for w in wide.projections[:2])
+    case = list(in_type(torch.float32, block, before, z, centre))
+    _, pt = seen_at(*in_type(torch.float64, *case))
+    w_q, w_k = (by_head(w.float().double(), 2) for w in (block.branch.w_q, block.branch.w_k))
     # How a change of the last token moves all scores of its own query, per head.
     f = torch.stack([w_q[h] @ (pt.K[0, h, -1] - pt.K[0, h, 0]) + w_k[h] @ pt.Q[0, h, -1] for h in range(2)])
     line = randn(generator(seed), d)
     line = line - f.mT @ torch.linalg.solve(f @ f.mT, f @ line)
     merged = torch.zeros(1, S, d, d)
     merged[0, -1] = (line[:, None] * line).float()
-    pt = attention_point(block, centre[:, :0], centre, S)
-    gram = error_scores(pt, project(pt, merged)).gram.double()[0, :, -1]
+    seen, pt = seen_at(*case)
+    seen = with_errors(seen, merged)
+    gram = error_scores(pt, seen, asked_errors(pt, seen)).gram.double()[0, :, -1]
     lowest = torch.linalg.eigvalsh((gram + gram.mT) / 2)[..., 0] / gram.diagonal(dim1=-2, dim2=-1).sum(-1)
     assert (lowest > -1e-7).all()

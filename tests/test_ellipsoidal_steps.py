@@ -18,22 +18,19 @@ from ellipsoidal_containment import (
 from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, minkowski, sandwich, support, trace
 from zonogpt.domains.finite import NonFiniteBoundError
 from zonogpt.domains.symbols import SymbolSums
-from zonogpt.model.ir import LayerNorm, MlpBlock
-from zonogpt.transforms.attention_rounding import Still, attention_rounding
-from zonogpt.transforms.ellipsoidal.attention import attention_step, softmax_cover, value_products
+from zonogpt.model.nodes import Block, Mlp, Norm, dense
+from zonogpt.transforms.attention_rounding import NormSizes, attention_rounding
+from zonogpt.transforms.ellipsoidal.attention import attend, softmax_cover, value_products
 from zonogpt.transforms.ellipsoidal.attention import changes as bounded_changes
-from zonogpt.transforms.ellipsoidal.attention_errors import (
-    error_images,
-    error_scores,
-    head_blocks,
-    project,
-    row_minkowski,
-)
-from zonogpt.transforms.ellipsoidal.attention_point import TangentSums, attention_point, branch_images, tangents
+from zonogpt.transforms.ellipsoidal.attention_errors import asked_errors, error_images, error_scores, row_minkowski
+from zonogpt.transforms.ellipsoidal.attention_point import TangentSums, branch_images, branch_point, tangents
 from zonogpt.transforms.ellipsoidal.layernorm import centred_gram, layernorm_step, scalar_remainders
 from zonogpt.transforms.ellipsoidal.mlp import mlp_step
 from zonogpt.transforms.ellipsoidal.softmax import softmax_step
+from zonogpt.transforms.ellipsoidal.sources import head_blocks, head_grams, sources
 from zonogpt.transforms.gelu import gelu
+from zonogpt.transforms.prefix import Prefix
+from zonogpt.transforms.queries import Queries
 
 LIMIT = 1 << 30
 SEEDS = range(4)
@@ -42,15 +39,25 @@ NORMS = (math.inf, 2.0, 1.0)
 REACHES = ((0.1, 0.0), (0.0, 0.1), (0.05, 0.05), (0.5, 0.2), (3.0, 2.0))
 
 
-def exact_still(block, before):
+def exact_prefix(block, before):
     """Tokens (1, p, d) before the moving ones, as if nothing had been rounded."""
     n = block.norm(before)
-    nothing = torch.zeros_like(block.split_heads(n))
-    return Still(n, nothing, nothing, n.abs(), torch.zeros_like(n))
+    nothing = torch.zeros_like(block.branch.split_heads(n @ block.branch.w_k))
+    return Prefix(n, nothing, nothing, n.abs(), torch.zeros_like(n))
 
 
-def still(d, heads=2):
-    return Still.none(torch.zeros(1, 0, d, dtype=torch.float64), heads)
+def attention_step(block, z, before=None, queries=None, limit=LIMIT):
+    """The block at some of the moving tokens, by default all, behind the exact tokens `before`."""
+    prefix = Prefix.none(z.c, block.branch) if before is None else exact_prefix(block, before)
+    queries = Queries.every(z.n_tokens, prefix.n_tokens) if queries is None else queries
+    return attend(sources(block, z, prefix, limit), queries, limit)
+
+
+def with_errors(source, merged):
+    """The sources with other errors of their tokens, behind LayerNorm."""
+    of = source.attention
+    KK = head_grams(merged, of.w_k, of.n_heads)
+    return dataclasses.replace(source, merged=merged, KK_heads=KK, VV=sandwich(merged, of.w_v))
 
 
 # LayerNorm
@@ -137,7 +144,7 @@ def test_layernorm_pull_is_a_lower_bound(seed, reach, p):
 @pytest.mark.parametrize("kind", ["symbol", "ellipsoid"])
 def test_layernorm_of_two_features_is_nearly_exact(kind, reach, tau):
     """d = 2 leaves one dimension behind the mean: no cover is loose, so no term can be missing."""
-    norm = LayerNorm(torch.tensor([1.0, 1.0]).double(), torch.zeros(2).double(), tau)
+    norm = Norm(torch.tensor([1.0, 1.0]).double(), torch.zeros(2).double(), tau)
     for size in (1.0, -1.0):
         z0 = torch.tensor([[[size, -size]]]).double()
         line = reach * torch.tensor([[[[1.0, -1.0]]]]).double()
@@ -159,7 +166,7 @@ def test_layernorm_of_two_features_is_nearly_exact(kind, reach, tau):
 @pytest.mark.parametrize("reach", [0.02, 0.1, 0.3])
 def test_layernorm_product_beside_the_line_of_e_rho(reach):
     """One symbol along z0 + u, u orthogonal to z0: along u only the product and the third-order part are left."""
-    norm = LayerNorm(torch.ones(3).double(), torch.zeros(3).double(), 1e-5)
+    norm = Norm(torch.ones(3).double(), torch.zeros(3).double(), 1e-5)
     z0, u = torch.tensor([1.0, -1.0, 0.0]).double(), torch.tensor([1.0, 1.0, -2.0]).double()
     z = EllipsoidalZonotope(
         z0[None, None], reach * (z0 + u)[None, None, None], torch.zeros(1, 1, 3, 3).double(), math.inf
@@ -180,7 +187,7 @@ def test_layernorm_product_beside_the_line_of_e_rho(reach):
 @pytest.mark.parametrize("radius", [1e-3, 0.1, 10.0])
 def test_constant_tokens_do_not_explode(c, radius):
     """z0 = 0: the Jacobian is of size tau^(-1/2), LayerNorm's range is of size one."""
-    norm = LayerNorm(torch.ones(4).double(), torch.zeros(4).double(), 1e-5)
+    norm = Norm(torch.ones(4).double(), torch.zeros(4).double(), 1e-5)
     z = ellipsoidal(3, n=1, d=4, radius=radius, error=radius)
     z = dataclasses.replace(z, c=torch.tensor(c).double().reshape(1, 1, 4))
     step = layernorm_step(norm, z, LIMIT)
@@ -193,53 +200,72 @@ def test_constant_tokens_do_not_explode(c, radius):
 # Attention
 
 
-def attention_case(seed, reach, p=math.inf, S=4, d=4, heads=2, causal=True, first=0, queries=None, m=3, scale=0.6):
-    """A block, the exact tokens before the moving ones, the moving set, and the intermediate results."""
-    block = attention_block(seed, d=d, n_heads=heads, causal=causal, scale=scale)
+def attention_case(seed, reach, p=math.inf, S=4, d=4, heads=2, first=0, queries=None, m=3, **of_block):
+    """A block, the exact tokens before the moving ones, the moving set, what queries see of it, and the point.
+
+    `queries` are indices of moving tokens; by default all of these.
+    """
+    block = attention_block(seed, d=d, n_heads=heads, **of_block)
     z = ellipsoidal(seed + 50, n=S - first, d=d, m=m, radius=reach[0], error=reach[1], p=p)
     before = randn(generator(seed + 9), 1, first, d)
-    norm = layernorm_step(block.norm, z, LIMIT)
-    pt = attention_point(block, block.norm(before), norm.centre, queries or S - first)
-    return block, before, z, norm, pt
+    source = sources(block, z, exact_prefix(block, before), LIMIT)
+    index = tuple(range(S - first)) if queries is None else queries
+    return block, before, z, source, branch_point(source, Queries(first, index))
 
 
-def changes(block, before, pt, z, norm, noise):
+# Of 4 tokens: which move, which ask, what they see, how wide the heads are.
+CASES = (
+    {}, {"first": 2}, {"causal": False}, {"queries": (3,)}, {"first": 1, "queries": (1, 2)}, {"queries": (0, 2)},
+    {"first": 1, "queries": (0, 2), "causal": False}, {"inner": 2}, {"inner": 10, "first": 1, "causal": False},
+    {"biases": False},
+)  # fmt: skip
+
+
+def projected(block, n):
+    """Exact queries, keys and values of LayerNorm's output n."""
+    return [block.branch.split_heads(dense(n, w, b)) for w, b in block.branch.projections]
+
+
+def changes(block, before, pt, z, noise):
     """Exact changes against the point: dQ (N,H,I,e), dK, dV (N,H,n,e), scores dU (N,H,I,S), P (N,H,I,S)."""
     x = torch.cat([before.expand(BATCH, -1, -1), point(z, noise)], dim=1)
-    q, k, v = map(block.split_heads, (block.norm(x) @ block.w_qkv + block.b_qkv).chunk(3, dim=-1))
-    q = q[:, :, -pt.n_queries :]
-    scores = (q @ k.mT) * block.scale
-    at_point = (pt.Q @ pt.K.mT) * block.scale
+    q, k, v = projected(block, block.norm(x))
+    q = q[:, :, pt.queries.among_all]
+    scores = (q @ k.mT) * block.branch.scale
+    at_point = (pt.Q @ pt.K.mT) * block.branch.scale
     dU = (scores - at_point).masked_fill(pt.hidden, 0.0)
     P = scores.masked_fill(pt.hidden, -math.inf).softmax(-1)
     first = pt.first
     return q - pt.Q, (k - pt.K)[:, :, first:], (v - pt.V)[:, :, first:], dU, P
 
 
-@pytest.mark.parametrize("first", [0, 2])
-def test_tangents_and_images_are_the_derivative(first):
-    block, before, z, norm, pt = attention_case(1, (0.1, 0.0), first=first, queries=2)
+@pytest.mark.parametrize("case", [*CASES, {"queries": (2, 3)}, {"first": 2, "queries": (0, 1)}])
+def test_tangents_and_images_are_the_derivative(case):
+    block, before, z, source, pt = attention_case(1, (0.1, 0.0), **case)
+    norm, of = source.norm, block.branch
     n_dot = norm.jacobian(z.G)
     t = tangents(pt, n_dot)
     images = branch_images(pt, t, pt.values())
 
     def branch(n):
         x = torch.cat([block.norm(before), n], dim=1)
-        q, k, v = map(block.split_heads, (x @ block.w_qkv + block.b_qkv).chunk(3, dim=-1))
-        P = ((q @ k.mT) * block.scale).masked_fill(~block.visible(x.shape[1]), -math.inf).softmax(-1)
-        return block.join_heads(P @ v)[:, -2:] @ block.w_o
+        q, k, v = projected(block, x)
+        P = ((q @ k.mT) * of.scale).masked_fill(~of.visible(x.shape[1]), -math.inf).softmax(-1)
+        return of.join_heads(P @ v)[:, pt.queries.among_all] @ of.w_o
 
     for j in range(z.m):
         _, exact = torch.func.jvp(branch, (norm.centre,), (n_dot[:, :, j],))
         torch.testing.assert_close(images[:, :, j], exact)
 
 
-@pytest.mark.parametrize("case", [{}, {"first": 2}, {"causal": False}, {"queries": 1}, {"first": 1, "queries": 2}])
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_error_scores_bound_what_ellipsoids_do_linearly(seed, case):
-    block, _, z, norm, pt = attention_case(seed, (0.0, 0.1), **case)
+    block, _, z, source, pt = attention_case(seed, (0.0, 0.1), **case)
+    norm, of = source.norm, block.branch
     merged = minkowski(norm.jacobian_gram(z.Q), norm.error_gram)
-    errors = error_scores(pt, project(pt, merged))
+    torch.testing.assert_close(source.merged, merged)
+    errors = error_scores(pt, source, asked_errors(pt, source))
     at_norm = EllipsoidalZonotope(norm.centre, torch.zeros_like(z.G), merged, z.p)
 
     def centred(noise):
@@ -252,25 +278,25 @@ def test_error_scores_bound_what_ellipsoids_do_linearly(seed, case):
     assert_never_positive(at_norm, lambda noise: pick(noise).abs() - limit, seed)
     assert_in_ellipsoid(centred, errors.gram[0], at_norm, seed)
     # What a single source does, exactly.
-    KK = head_blocks(sandwich(merged, block.w_qkv.chunk(3, dim=-1)[1]), 2)
-    key = (torch.einsum("bhie,bhnef,bhif->bhin", pt.Q, KK, pt.Q)).sqrt() * block.scale
+    KK = head_blocks(sandwich(merged, of.w_k), 2)
+    key = (torch.einsum("bhie,bhnef,bhif->bhin", pt.Q, KK, pt.Q)).sqrt() * of.scale
     torch.testing.assert_close(errors.key, key.masked_fill(pt.hidden[..., pt.first :], 0.0))
 
 
 @pytest.mark.parametrize("reach", REACHES[:4])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_score_products(seed, reach):
-    block, before, z, norm, pt = attention_case(seed, reach, d=2, heads=2, S=3)
-    sums = TangentSums(z.p, torch.float64)
+    block, before, z, source, pt = attention_case(seed, reach, d=2, heads=2, S=3)
+    sums, norm = TangentSums(z.p, torch.float64), source.norm
     sums.add(tangents(pt, norm.jacobian(z.G)))
-    pr = project(pt, minkowski(norm.jacobian_gram(z.Q), norm.error_gram))
-    rounding = attention_rounding(pt, exact_still(block, before), norm.centre, norm.reach, torch.float64, z.m)
-    bound = bounded_changes(pt, sums, pr, rounding).score_products(pt)
+    sizes = NormSizes(norm.centre, norm.reach)
+    rounding = attention_rounding(pt, source.prefix, sizes, torch.float64, z.m)
+    bound = bounded_changes(pt, sums, source, asked_errors(pt, source), rounding).score_products(pt)
     entry = torch.randint(bound.numel(), (BATCH,), generator=generator(seed))
 
     def excess(noise):
-        dQ, dK, *_ = changes(block, before, pt, z, norm, noise)
-        product = ((dQ @ dK.mT) * block.scale).masked_fill(pt.hidden, 0.0)
+        dQ, dK, *_ = changes(block, before, pt, z, noise)
+        product = ((dQ @ dK.mT) * block.branch.scale).masked_fill(pt.hidden, 0.0)
         return product.flatten(1)[torch.arange(BATCH), entry].abs() - bound.flatten()[entry]
 
     assert_never_positive(z, excess, seed)
@@ -280,18 +306,18 @@ def test_score_products(seed, reach):
 @pytest.mark.parametrize("reach", REACHES)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_value_products(seed, reach, p):
-    block, before, z, norm, pt = attention_case(seed, reach, p, d=2, heads=2, S=3)
-    _, step = attention_step(block, z, exact_still(block, before), 3, LIMIT)
+    block, before, z, _, pt = attention_case(seed, reach, p, d=2, heads=2, S=3)
+    _, step = attention_step(block, z, before)
 
     def product(noise):
-        _, _, dV, _, P = changes(block, before, pt, z, norm, noise)
+        _, _, dV, _, P = changes(block, before, pt, z, noise)
         return (P - pt.P) @ dV
 
     assert_in_ellipsoid(product, step.product_gram[0], z, seed)
     entry = torch.randint(step.softmax.total.numel(), (BATCH,), generator=generator(seed))
 
     def deviation(noise):
-        P = changes(block, before, pt, z, norm, noise)[-1]
+        P = changes(block, before, pt, z, noise)[-1]
         return (P - pt.P).flatten(1)[torch.arange(BATCH), entry].abs() - step.softmax.total.flatten()[entry]
 
     assert_never_positive(z, deviation, seed)
@@ -300,8 +326,8 @@ def test_value_products(seed, reach, p):
 def test_value_products_all_keys_together_or_apart():
     """Given only what the contract says: a Gram for the linear part, a residual per key, a total per key."""
     g = generator(0)
-    _, _, z, _, pt = attention_case(0, (0.1, 0.1), S=5, d=2, heads=1)
-    _, step = attention_step(pt.block, z, still(2, 1), 5, LIMIT)
+    block, _, z, _, pt = attention_case(0, (0.1, 0.1), S=5, d=2, heads=1)
+    _, step = attention_step(block, z)
     score_F = randn(g, 1, 1, 5, 5, 5) * 0.1
     value_F = randn(g, 1, 1, 5, 2, 2)
     residual = 0.05 * torch.rand(1, 1, 5, 5, generator=g).double()
@@ -319,37 +345,38 @@ def test_value_products_all_keys_together_or_apart():
             assert ((w[:, 0] * y).sum(-1) <= support(gram[0, 0], w)[:, 0] + 1e-12).all()
 
 
-@pytest.mark.parametrize("case", [{}, {"first": 2}, {"causal": False}, {"queries": 1}, {"first": 1, "queries": 2}])
+@pytest.mark.parametrize("case", [case for case in CASES if "inner" not in case] + [{"inner": 3}, {"inner": 9}])
 def test_error_images_are_exact_for_one_source_and_sum_for_many(case):
     """Against explicit d x d maps of every pair of tokens, made by pushing unit tangents through the branch."""
-    block, _, z, norm, pt = attention_case(5, (0.05, 0.05), d=6, heads=3, **case)
-    n, d, I = z.n_tokens, 6, pt.n_queries  # noqa: E741
+    block, _, z, source, pt = attention_case(5, (0.05, 0.05), d=6, heads=3, **case)
+    n, d, I, e, norm = z.n_tokens, 6, pt.n_queries, block.branch.inner // 3, source.norm  # noqa: E741
     slope = 0.5 + torch.rand(pt.P.shape, generator=generator(3)).double()
     values = slope[..., None] * pt.values()
     values = values - pt.P[..., None, :] @ values
     units = torch.eye(n * d).double().reshape(n * d, n, d).transpose(0, 1)[None]  # (1, n, n d, d)
     maps = branch_images(pt, tangents(pt, units), values)[0].unflatten(1, (n, d))  # (I, source, d, d)
-    local_F = randn(generator(8), 1, 3, I, 2, 2)
+    local_F = randn(generator(8), 1, 3, I, e, e)
     local = local_F @ local_F.mT * 1e-3
     J = norm.jacobian(torch.eye(d).double().expand(1, n, d, d))[0]  # rows: J of unit vectors
 
     def image(Q, error, local):
-        moved = dataclasses.replace(norm, error_gram=error)
-        zz = dataclasses.replace(z, Q=Q)
-        pr = project(pt, minkowski(norm.jacobian_gram(Q), error))
-        key = error_scores(pt, pr).key
+        moved = with_errors(source, minkowski(norm.jacobian_gram(Q), error))
+        of_norm = dataclasses.replace(norm, error_gram=error)
+        moved = dataclasses.replace(moved, z=dataclasses.replace(z, Q=Q), norm=of_norm)
+        asked = asked_errors(pt, moved)
+        key = error_scores(pt, moved, asked).key
         nothing = torch.zeros(1, I, d).double()
-        images, _ = error_images(pt, moved, zz, pr, key, values, local, nothing, LIMIT)
+        images, _ = error_images(pt, moved, asked, key, values, local, nothing, LIMIT)
         return images[0]
 
     def parts(i, Q, error, local):
         """The summands of query i, each by its own map."""
         merged = minkowski(norm.jacobian_gram(Q), error)[0]
-        s_own = n - I + i
+        s_own = pt.queries.index[i]
         own = torch.eye(d).double() + J[s_own] @ maps[i, s_own]
         out = [sandwich(Q[0, s_own], own), sandwich(error[0, s_own], maps[i, s_own])]
         out += [sandwich(merged[s], maps[i, s]) for s in range(n) if s != s_own]
-        return out + [sandwich(local[0, h, i], block.w_o[2 * h : 2 * h + 2]) for h in range(3)]
+        return out + [sandwich(local[0, h, i], block.branch.w_o[e * h : e * (h + 1)]) for h in range(3)]
 
     w = randn(generator(4), 1, 40, d)
     nothing = torch.zeros_like
@@ -368,15 +395,15 @@ def test_error_images_are_exact_for_one_source_and_sum_for_many(case):
         assert (support(found[i][None], w) <= 4 * apart).all()
 
 
-@pytest.mark.parametrize("case", [{}, {"first": 2}, {"causal": False}, {"queries": 1}])
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("reach", REACHES)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_attention_step_contains_the_block(seed, reach, case):
     block, before, z, _, pt = attention_case(seed, reach, **case)
-    out, step = attention_step(block, z, exact_still(block, before), pt.n_queries, LIMIT)
+    out, step = attention_step(block, z, before, pt.queries)
 
     def f(x):
-        return block(torch.cat([before.expand(len(x), -1, -1), x], dim=1))[:, -pt.n_queries :]
+        return block(torch.cat([before.expand(len(x), -1, -1), x], dim=1))[:, pt.queries.among_all]
 
     def rest(noise):
         return f(point(z, noise)) - out.c[0] - torch.einsum("Nm,nmd->Nnd", noise[0], out.G[0])
@@ -393,16 +420,17 @@ def test_attention_pull_where_bounds_are_nearly_tight(seed, reach):
     S = 2 + seed % 2
     block = attention_block(seed, d=2, n_heads=1 + seed % 2, scale=1.0)
     z = ellipsoidal(seed + 50, n=S, d=2, m=1, radius=reach[0], error=reach[1])
-    out, step = attention_step(block, z, still(2, block.n_heads), S, LIMIT)
+    out, step = attention_step(block, z)
     w = randn(generator(seed), 1, 4, S, 2)
     w[:, :2, :-1] = 0.0  # functionals of the last token alone
     assert_pull_is_a_lower_bound(block, step, z, out.c[0], w, seed)
 
 
+@pytest.mark.parametrize("biases", [True, False])
 @pytest.mark.parametrize("reach", REACHES)
 @pytest.mark.parametrize("seed", range(6))
-def test_mlp_step_contains_the_block(seed, reach):
-    block = mlp_block(seed, d=4, hidden=3 + seed)
+def test_mlp_step_contains_the_block(seed, reach, biases):
+    block = mlp_block(seed, d=4, hidden=3 + seed, biases=biases)
     z = ellipsoidal(seed + 20, n=2, d=4, m=2, radius=reach[0], error=reach[1])
     out, step = mlp_step(block, z, LIMIT)
 
@@ -413,7 +441,7 @@ def test_mlp_step_contains_the_block(seed, reach):
     w = randn(generator(seed), 1, 4, 2, 4)
     assert_pull_is_a_lower_bound(block, step, z, out.c[0], w, seed)
     # The hidden units stay where GELU was bounded.
-    hidden = lambda noise: block.norm(point(z, noise)) @ block.w_1 + block.b_1  # noqa: E731
+    hidden = lambda noise: dense(block.norm(point(z, noise)), block.branch.w_1, block.branch.b_1)  # noqa: E731
     for noise in (random_noise(z, seed), random_noise(z, seed + 1)):
         t = hidden(noise)
         slope, half = step.slope[0], step.half[0]
@@ -428,7 +456,7 @@ def test_old_errors_keep_the_skip(name):
     line = randn(generator(2), 1, 2, 4, 1) * 1e-6
     z = dataclasses.replace(z, Q=line @ line.mT)
     block = attention_block(3, d=4, n_heads=2) if name == "attention" else mlp_block(3, d=4)
-    out, _ = attention_step(block, z, still(4), 2, LIMIT) if name == "attention" else mlp_step(block, z, LIMIT)
+    out, _ = attention_step(block, z) if name == "attention" else mlp_step(block, z, LIMIT)
     _, exact = torch.func.jvp(
         lambda x: block(x)[0], (z.c[0],), (line[0, :, :, 0] * torch.tensor([[1.0], [0.0]]).double(),)
     )
@@ -438,15 +466,15 @@ def test_old_errors_keep_the_skip(name):
 def test_single_key_is_exact_and_softmax_is_silent():
     """The first token of a causal model sees one key: P = 1 whatever moves, so only values pass."""
     block, before, z, *_ = attention_case(2, (3.0, 1.0), S=3)
-    _, step = attention_step(block, z, exact_still(block, before), 3, LIMIT)
+    _, step = attention_step(block, z, before)
     assert float(step.softmax.total[:, :, 0].abs().max()) < 1e-12
     assert float((step.softmax.error + step.softmax.scores)[:, :, 0].abs().max()) < 1e-12
 
 
 def test_chunks_change_nothing():
     block, before, z, *_ = attention_case(4, (0.05, 0.05), m=7)
-    plain, step = attention_step(block, z, exact_still(block, before), 4, LIMIT)
-    chunked, chunked_step = attention_step(block, z, exact_still(block, before), 4, 1)
+    plain, step = attention_step(block, z, before)
+    chunked, chunked_step = attention_step(block, z, before, limit=1)
     for name in ("c", "G", "Q"):
         torch.testing.assert_close(getattr(chunked, name), getattr(plain, name))
     w = randn(generator(0), 1, 3, 4, 4)
@@ -460,7 +488,7 @@ def test_chunks_change_nothing():
 
 def test_softmax_cover_has_a_direction_for_the_common_part():
     block, before, z, _, pt = attention_case(1, (1.0, 0.0), S=3)
-    _, step = attention_step(block, z, exact_still(block, before), 3, LIMIT)
+    _, step = attention_step(block, z, before)
     common = dataclasses.replace(
         step.softmax,
         sloped=torch.ones_like(step.softmax.sloped),
@@ -488,7 +516,7 @@ def test_a_heavy_weight_in_a_direction_that_the_error_hardly_has(seed):
     """A column of W_1 of size 1e9, orthogonal to all but 1e-9 of LayerNorm's error: w^T Q w rounds to nothing."""
     g = generator(seed)
     d, radius = 5, 0.25
-    norm = LayerNorm(torch.ones(d).double(), torch.zeros(d).double(), 1e-5)
+    norm = Norm(torch.ones(d).double(), torch.zeros(d).double(), 1e-5)
     c, gen = randn(g, d), 0.8 * randn(g, d)
     z0, D = c - c.mean(), gen - gen.mean()
     basis = torch.linalg.qr(torch.stack([torch.ones(d).double(), z0, D, *randn(g, d - 3, d)], 1))[0]
@@ -497,7 +525,7 @@ def test_a_heavy_weight_in_a_direction_that_the_error_hardly_has(seed):
     across = basis[:, 1:3] @ torch.stack([-a[1], a[0]])
     beside = basis[:, 3:] @ randn(g, d - 3)
     w = 1e9 * (beside / beside.norm() + 1e-9 * across / across.norm())
-    block = MlpBlock(norm, w[:, None], -(w @ norm(c))[None], 2 * randn(g, 1, d), torch.zeros(d).double())
+    block = Block(norm, Mlp(w[:, None], -(w @ norm(c))[None], 2 * randn(g, 1, d), torch.zeros(d).double()))
     z = EllipsoidalZonotope(c[None, None], radius * gen[None, None, None], torch.zeros(1, 1, d, d).double(), math.inf)
     _, step = mlp_step(block, z, LIMIT)
     t = norm(c + torch.linspace(-radius, radius, 401).double()[:, None] * gen) @ w - w @ norm(c)
@@ -508,9 +536,9 @@ def test_a_heavy_weight_in_a_direction_that_the_error_hardly_has(seed):
 def test_every_part_of_softmax_enters_the_output_set():
     """No input error: behind W_o the new ellipsoid holds softmax's part and the products' part, head by head, added."""
     block, before, z, _, pt = attention_case(6, (0.3, 0.0), d=4, heads=2)
-    out, step = attention_step(block, z, exact_still(block, before), 4, LIMIT)
+    out, step = attention_step(block, z, before)
     w = randn(generator(1), 30, 4)
-    by_head = (w @ block.w_o.T).unflatten(-1, (2, 2)).transpose(0, 1)  # (H, 30, e)
+    by_head = (w @ block.branch.w_o.T).unflatten(-1, (2, 2)).transpose(0, 1)  # (H, 30, e)
     cover = softmax_cover(step.softmax, pt.log_P, pt.values())
     for part in (cover, step.product_gram):
         assert float(trace(part)[..., 1:].min()) > 0
@@ -519,15 +547,16 @@ def test_every_part_of_softmax_enters_the_output_set():
         assert (support(out.Q[0, i], w) >= apart * (1 - 1e-9)).all()
     moved = (step.softmax.shift[..., None] * pt.values()).sum(-2)
     assert float(moved.abs().max()) > 1e-6
-    torch.testing.assert_close(out.c - z.c - block.b_o, block.join_heads(pt.O + moved) @ block.w_o)
+    of = block.branch
+    torch.testing.assert_close(out.c - z.c - of.b_o, of.join_heads(pt.O + moved) @ of.w_o)
 
 
 def test_adjoint_takes_the_support_of_every_part_of_softmax():
     """The set is sum_j (xi common_j + xi_j (error_j + scores_j)) v'_j; each part alone, against its own support."""
     block, before, z, _, pt = attention_case(6, (0.3, 0.1), d=4, heads=2)
-    _, step = attention_step(block, z, exact_still(block, before), 4, LIMIT)
+    _, step = attention_step(block, z, before)
     w = randn(generator(2), 1, 3, 4, 4)
-    head = block.split_heads(w @ block.w_o.T)  # (1, K, H, I, e)
+    head = block.branch.split_heads(w @ block.branch.w_o.T)  # (1, K, H, I, e)
     along = torch.einsum("bkhie,bhije->bkhij", head, pt.values())
     amount = 0.1 + torch.rand(pt.P.shape, generator=generator(3)).double()
     nothing = torch.zeros_like(amount)
@@ -553,7 +582,7 @@ def test_layernorm_gram_holds_the_line_and_the_copy_of_d_together(seed, reach):
     assert step.sloped.all()
     spread = SymbolSums(math.inf)
     spread.add(z.G - z.G.mean(-1, keepdim=True))
-    Q_D = minkowski(spread.cover, centred_gram(z.Q))
+    Q_D = minkowski(spread.cover, centred_gram(norm, z.Q))
     bend = step.a0.rsqrt() / (2 * 5 * step.a0) * support(Q_D, step.z0[..., None, :])[..., 0]
     factor = torch.minimum(step.largest + bend, step.delta)
     w = torch.cat([randn(generator(seed), 1, 3, 40, 5), step.z0[..., None, :]], dim=-2)
@@ -564,9 +593,9 @@ def test_layernorm_gram_holds_the_line_and_the_copy_of_d_together(seed, reach):
 
 def test_adjoint_knows_that_rows_without_a_slope_stay_between_their_values():
     block, before, z, _, pt = attention_case(6, (0.3, 0.1), d=4, heads=2)
-    _, step = attention_step(block, z, exact_still(block, before), 4, LIMIT)
+    _, step = attention_step(block, z, before)
     w = randn(generator(2), 1, 3, 4, 4)
-    along = torch.einsum("bkhie,bhije->bkhij", block.split_heads(w @ block.w_o.T), pt.values())
+    along = torch.einsum("bkhie,bhije->bkhij", block.branch.split_heads(w @ block.branch.w_o.T), pt.values())
     nothing, lost = torch.zeros_like(pt.P), torch.zeros_like(step.softmax.sloped)
     for error in (10.0, 1e-3):
         row = dataclasses.replace(
@@ -611,7 +640,7 @@ def test_rows_without_a_slope_are_covered_by_the_hull_of_their_values(seed, reac
 
 def test_the_range_of_layernorm_survives_squares_that_overflow():
     """In float32 lengths of 1.5e19 are finite and their squares are not: the range must not shrink to nothing."""
-    norm = LayerNorm(torch.ones(2), torch.zeros(2), 1e-5)
+    norm = Norm(torch.ones(2), torch.zeros(2), 1e-5)
     seen = 0
     for size, reach in ((1.2e19, 1.2e19), (1e18, 1.1e19), (1.0, 1.2e19)):
         z = EllipsoidalZonotope(

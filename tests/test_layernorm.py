@@ -9,7 +9,7 @@ from builders import generator, layer_norm, randn, zonotope
 from chunked import smallest_chunks
 from containment import assert_bounded, assert_symbolic_containment, point
 from zonogpt.domains.structured import StructuredZonotope, from_promoted
-from zonogpt.model.ir import LayerNorm
+from zonogpt.model.nodes import Norm
 from zonogpt.transforms.layernorm import layernorm_bounds, layernorm_range, rho_remainders, taylor_remainder
 
 
@@ -70,7 +70,7 @@ def test_contract_where_one_term_rules(along, size):
     if not along:
         v = v - c * (v * c).sum(-1, keepdim=True) / c.square().sum(-1, keepdim=True)
     z = StructuredZonotope(c, size * v[None], torch.zeros(4, 0, 5).double(), torch.zeros(4, 5).double())
-    bounds = check_contract(LayerNorm(torch.ones(5).double(), torch.zeros(5).double(), 1e-5), z)
+    bounds = check_contract(Norm(torch.ones(5).double(), torch.zeros(5).double(), 1e-5), z)
     assert bool(bounds.sloped.all())
 
 
@@ -142,7 +142,7 @@ def test_constant_token_uses_the_range():
     """At z0 = 0 the Jacobian is 1/sqrt(tau): the paper's R_N is in the hundreds, the range is below sqrt(d - 1)."""
     c = torch.zeros(1, 2, dtype=torch.float64)
     z = from_promoted(c, torch.diag_embed(torch.full((1, 2), 0.02, dtype=torch.float64)), pool=9)
-    norm = LayerNorm(torch.tensor([1.6, 1.8]).double(), torch.tensor([0.2, 0.3]).double(), 1e-5)
+    norm = Norm(torch.tensor([1.6, 1.8]).double(), torch.tensor([0.2, 0.3]).double(), 1e-5)
     bounds = check_contract(norm, z)
     assert not bool(bounds.sloped.any())
     assert float(bounds.R_hat.max()) < 1.0

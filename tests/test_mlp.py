@@ -15,10 +15,11 @@ BOTH = pytest.mark.parametrize("transform", [sequential_mlp, fused_mlp])
 
 
 @BOTH
+@pytest.mark.parametrize("biases", [True, False])
 @pytest.mark.parametrize("radius", [1e-4, 1e-2, 0.1, 0.5, 3.0])
-def test_block_contains_every_output(transform, radius):
+def test_block_contains_every_output(transform, radius, biases):
     for seed in range(3):
-        block, z = mlp_block(seed), zonotope(seed + 30, S=2, radius=radius)
+        block, z = mlp_block(seed, biases=biases), zonotope(seed + 30, S=2, radius=radius)
         out, _ = transform(block, z)
         assert_symbolic_containment(block, z, out, seed)
 
@@ -51,10 +52,10 @@ def test_constant_token(transform):
 def test_preactivation_radius(radius):
     block, z = mlp_block(5), zonotope(6, S=3, radius=radius)
     norm = layernorm_bounds(block.norm, z)
-    change = lambda noise: (block.norm(point(z, noise)) - norm.centre) @ block.w_1  # noqa: E731
-    bound = preactivation_radius(block, norm, z)
+    change = lambda noise: (block.norm(point(z, noise)) - norm.centre) @ block.branch.w_1  # noqa: E731
+    bound = preactivation_radius(block.branch, norm, z)
     assert_bounded(change, bound, z)
-    assert (bound <= (norm.r_N + norm.R_N) @ block.w_1.abs() + 1e-12).all()  # never looser than printed
+    assert (bound <= (norm.r_N + norm.R_N) @ block.branch.w_1.abs() + 1e-12).all()  # never looser than printed
 
 
 @BOTH
@@ -93,11 +94,11 @@ def test_fused_error_is_below_the_printed_one():
     """R_M of the paper, whose |W_1| (r_N + R_N) forgets the signs of W_1; the rest of it as printed."""
     for seed in range(3):
         block, z = mlp_block(seed, d=16, hidden=32), zonotope(seed, d=16, m=4, radius=0.02)
-        norm = layernorm_bounds(block.norm, z)
-        change = (norm.r_N + norm.R_N) @ block.w_1.abs()
-        centre = norm.centre @ block.w_1 + block.b_1
-        bend = 0.5 * curvature_bound(centre - change, centre + change) * change.square() @ block.w_2.abs()
-        chains = torch.stack([(block.w_1 * slope) @ block.w_2 for slope in gelu_slope(centre)])
+        norm, of = layernorm_bounds(block.norm, z), block.branch
+        change = (norm.r_N + norm.R_N) @ of.w_1.abs()
+        centre = norm.centre @ of.w_1 + of.b_1
+        bend = 0.5 * curvature_bound(centre - change, centre + change) * change.square() @ of.w_2.abs()
+        chains = torch.stack([(of.w_1 * slope) @ of.w_2 for slope in gelu_slope(centre)])
         printed = (norm.R_N[:, None] @ chains.abs()).squeeze(1) + bend
         ours = fused_mlp(block, z)[0].b
         assert (ours <= printed + 1e-12).all()

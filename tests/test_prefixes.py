@@ -14,7 +14,8 @@ from zonogpt.domains.ellipsoidal import coordinate_radius
 from zonogpt.domains.rounding import unaccounted
 from zonogpt.methods import METHODS, prefixes
 from zonogpt.methods.adjoint import backward
-from zonogpt.methods.prefixes import DIGEST, Prefixes
+from zonogpt.methods.method import Numerics
+from zonogpt.methods.prefixes import DIGEST, PrefixCache
 from zonogpt.methods.start import around, start
 from zonogpt.methods.tape import forward
 from zonogpt.support.tensors import moved
@@ -63,13 +64,13 @@ def test_a_head_that_reads_all_tokens_believes_the_sets_of_those_before(monkeypa
     """Were they as wide as this, no token of theirs would bring a margin below its bound."""
     model = zonogpt.load(image_model(3).double())
     spec = late_patches(model, 1e-9)
-    exact = prefixes.Before.at_the_head
+    exact = prefixes.BatchPrefix.at_the_head
 
     def widened(self):
         z = exact(self)
         return dataclasses.replace(z, Q=z.Q + 1e-4 * torch.eye(model.width, dtype=torch.float64))
 
-    monkeypatch.setattr(prefixes.Before, "at_the_head", widened)
+    monkeypatch.setattr(prefixes.BatchPrefix, "at_the_head", widened)
     g = torch.Generator().manual_seed(0)
     with torch.no_grad():
         tape = forward(model, [spec], torch.float64, LIMIT, None)
@@ -94,17 +95,15 @@ def test_keys_and_values_of_still_tokens_hold_what_float32_rounds(accounted):
         )
         model = moved(exact, exact.device, torch.float32)
         spec = zonogpt.embedding_ball(exact, [3, 5, 1, 12, 7, 2], [5], 1e-6)
-        memory = Prefixes(model)
+        memory = PrefixCache(model)
         with torch.no_grad(), contextlib.nullcontext() if accounted else unaccounted():
             before = memory.of([spec], start(model, [spec], torch.float32, 1), LIMIT, None)
         x = spec.input.embed(spec.input.anchor)[:5]
         for t, block in enumerate(exact.blocks):
             if block.kind == "attention":
-                still = before.seen(t, block)
-                for at, radius in ((1, still.K), (2, still.V)):
-                    w, b = block.w_qkv.chunk(3, -1)[at], block.b_qkv.chunk(3, -1)[at]
-                    off = block.split_heads((block.norm(x) - still.n[0].double()) @ w).abs()
-                    assert b.isfinite().all()
+                seen, of = before.seen(t), block.branch
+                for w, radius in ((of.w_k, seen.K), (of.w_v, seen.V)):
+                    off = of.split_heads((block.norm(x) - seen.n[0].double()) @ w).abs()
                     escaped += int((off > radius[0].double()).sum())
             x = block(x)
     assert (escaped == 0) == accounted
@@ -118,16 +117,16 @@ def test_keys_and_values_of_still_tokens_hold_executions_in_float32():
         ids = [3, 5, 1, 12, 7, 2]
         spec = zonogpt.embedding_ball(exact, ids, [5], 1e-6)
         with torch.no_grad():
-            before = Prefixes(exact, "float32").of(
+            before = PrefixCache(exact, "float32").of(
                 [spec], start(exact, [spec], torch.float64, 1, "float32"), LIMIT, None
             )
         x = short.embedding(torch.tensor(ids))[:5]
         for t, block in enumerate(exact.blocks):
             if block.kind == "attention":
-                still = before.seen(t, block)
-                for at, radius in ((1, still.K), (2, still.V)):
-                    off = (block.norm(x.double()) - still.n[0]) @ block.w_qkv.chunk(3, -1)[at]
-                    assert (block.split_heads(off).abs() <= radius[0]).all(), t
+                seen, of = before.seen(t), block.branch
+                for w, radius in ((of.w_k, seen.K), (of.w_v, seen.V)):
+                    off = (block.norm(x.double()) - seen.n[0]) @ w
+                    assert (of.split_heads(off).abs() <= radius[0]).all(), t
             x = short.blocks[t](x)
 
 
@@ -143,11 +142,11 @@ def test_each_block_before_is_executed_in_float32(kind, monkeypatch):
     monkeypatch.setattr(prefixes, "embedded_centre", lambda box, arithmetic: (x.double(), torch.zeros_like(x).double()))
     with torch.no_grad():
         begin = start(exact, [spec], torch.float64, 1, "float32")
-        still = Prefixes(exact, "float32").of([spec], begin, LIMIT, None).seen(1, exact.blocks[1])
-    executed = exact.blocks[1].norm(short.blocks[0](x)[:5].double())
-    for at, radius in ((1, still.K), (2, still.V)):
-        off = (executed - still.n[0]) @ exact.blocks[1].w_qkv.chunk(3, -1)[at]
-        assert (exact.blocks[1].split_heads(off).abs() <= radius[0]).all()
+        seen = PrefixCache(exact, "float32").of([spec], begin, LIMIT, None).seen(1)
+    executed, of = exact.blocks[1].norm(short.blocks[0](x)[:5].double()), exact.blocks[1].branch
+    for w, radius in ((of.w_k, seen.K), (of.w_v, seen.V)):
+        off = (executed - seen.n[0]) @ w
+        assert (of.split_heads(off).abs() <= radius[0]).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -173,13 +172,13 @@ def sentences(model, norm=math.inf, radii=(1e-3, 2e-3)):
 def counted(monkeypatch):
     """Sequences that go through the network, as lists of lengths."""
     seen = []
-    through = Prefixes._through_the_network
+    through = PrefixCache._through_the_network
 
     def count(self, group, limit, on_block):
         seen.append([len(name) // DIGEST for name in group])
         return through(self, group, limit, on_block)
 
-    monkeypatch.setattr(Prefixes, "_through_the_network", count)
+    monkeypatch.setattr(PrefixCache, "_through_the_network", count)
     return seen
 
 
@@ -218,7 +217,7 @@ def test_a_short_memory_costs_time_only(monkeypatch):
     model, seen = wide(trained("text")), counted(monkeypatch)
     specs = sentences(model, radii=(1e-3,))
     long, other = specs[0], specs[2]
-    memory = Prefixes(model, most_tokens=5)
+    memory = PrefixCache(model, most_tokens=5)
     memory.expect(specs)
     with torch.no_grad():
         for spec in (long, long, other, long):
@@ -257,7 +256,7 @@ def test_longer_ones_are_not_carried_where_memory_is_short(monkeypatch):
     model, seen = wide(trained("text")), counted(monkeypatch)
     short, long = (zonogpt.embedding_ball(model, ids, [len(ids) - 1], 1e-3) for ids in ([3, 5, 1], [3, 5, 1, 7, 7, 2]))
     monkeypatch.setattr(prefixes, "free_bytes", lambda device: 0)
-    memory = Prefixes(model, most_tokens=100)
+    memory = PrefixCache(model, most_tokens=100)
     memory.expect([short, long])
     with torch.no_grad():
         forward(model, [short], torch.float64, LIMIT, None, prefixes=memory)
@@ -269,7 +268,7 @@ def test_no_beginning_is_taken_for_another_that_was_not_found(monkeypatch):
     """Were the embedding not the same twice, nothing would be found again, and nothing else taken for it."""
     model = wide(trained("text"))
     specs = sentences(model, radii=(1e-3,))
-    expected = [METHODS["E"].bound_many(model, [spec], torch.float64, None, None)[0].margins for spec in specs]
+    expected = [METHODS["E"].bound_many(model, [spec], Numerics(), None)[0].margins for spec in specs]
     exact, calls = prefixes.embedded_centre, iter(range(10**6))
 
     def restless(box, arithmetic):
@@ -278,8 +277,8 @@ def test_no_beginning_is_taken_for_another_that_was_not_found(monkeypatch):
 
     monkeypatch.setattr(prefixes, "embedded_centre", restless)
     with torch.no_grad():
-        method = METHODS["E"].for_run(model, specs, None, "real")
-        together = method.bound_many(model, specs, torch.float64, None, None)
+        method = METHODS["E"].for_run(model, specs, Numerics())
+        together = method.bound_many(model, specs, Numerics(), None)
     for margins, bounds in zip(expected, together, strict=True):
         torch.testing.assert_close(bounds.margins, margins, rtol=1e-6, atol=1e-9)
 
@@ -287,10 +286,10 @@ def test_no_beginning_is_taken_for_another_that_was_not_found(monkeypatch):
 def test_what_is_remembered_for_one_model_or_arithmetic_is_no_others():
     model = wide(trained("text"))
     spec = sentences(model)[0]
-    method = METHODS["E"].for_run(model, [spec], None, "real")
+    method = METHODS["E"].for_run(model, [spec], Numerics())
     for other, arithmetic in ((model, "float32"), (dataclasses.replace(model, name="other"), "real")):
         with pytest.raises(ValueError, match="another model"):
-            method.bound_many(other, [spec], torch.float64, None, None, arithmetic)
+            method.bound_many(other, [spec], Numerics(arithmetic=arithmetic), None)
 
 
 def test_time_is_watched_while_they_are_propagated():
@@ -298,6 +297,6 @@ def test_time_is_watched_while_they_are_propagated():
     spec = sentences(model)[0]
     seen = []
     with torch.no_grad():
-        METHODS["E"].bound_many(model, [spec], torch.float64, None, seen.append)
+        METHODS["E"].bound_many(model, [spec], Numerics(), seen.append)
     blocks = len(model.blocks)
     assert [p.block for p in seen] == [1] * (blocks - 1) + list(range(1, blocks + 1))

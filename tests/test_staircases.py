@@ -17,8 +17,10 @@ from test_cancellation import double, excess_of_e, single
 from zonogpt.domains.rounding import unaccounted
 from zonogpt.domains.structured import StructuredZonotope
 from zonogpt.methods import METHODS
+from zonogpt.methods.method import Numerics
 from zonogpt.methods.start import start
-from zonogpt.model.ir import AttentionBlock, ImageEmbedding, LayerNorm, MlpBlock
+from zonogpt.model.ir import ImageEmbedding
+from zonogpt.model.nodes import Attention, Block, Mlp, Norm
 from zonogpt.transforms.attention import fused_attention
 from zonogpt.transforms.decomposed_attention import decomposed_attention
 from zonogpt.transforms.mlp import fused_mlp, sequential_mlp
@@ -35,7 +37,7 @@ def staircase(k=K):
 
 
 def constant_norm(beta):
-    return LayerNorm(torch.zeros_like(beta), beta, 1e-5)
+    return Norm(torch.zeros_like(beta), beta, 1e-5)
 
 
 def hidden_sum(S=3):
@@ -45,7 +47,7 @@ def hidden_sum(S=3):
     w_2 = torch.zeros(2, K, dtype=torch.float64)
     w_2[0, 0] = 1.0
     nothing = torch.zeros(K, dtype=torch.float64)
-    block = MlpBlock(constant_norm(staircase()), w_1, torch.zeros(2, dtype=torch.float64), w_2, nothing)
+    block = Block(constant_norm(staircase()), Mlp(w_1, torch.zeros(2, dtype=torch.float64), w_2, nothing))
     return block, torch.zeros(S, K, dtype=torch.float64) + torch.linspace(-1e-3, 1e-3, K).double()
 
 
@@ -55,9 +57,8 @@ def output_sum(S=3):
     w_2 = torch.zeros(K, d, dtype=torch.float64)
     w_2[:, 0] = staircase()
     zero = torch.zeros(d, K, dtype=torch.float64)
-    block = MlpBlock(
-        constant_norm(torch.ones(d).double()), zero, torch.full((K,), 3.0).double(), w_2, torch.zeros(d).double()
-    )
+    mlp = Mlp(zero, torch.full((K,), 3.0).double(), w_2, torch.zeros(d).double())
+    block = Block(constant_norm(torch.ones(d).double()), mlp)
     return block, torch.zeros(S, d, dtype=torch.float64) + torch.linspace(-1e-3, 1e-3, d).double()
 
 
@@ -73,16 +74,15 @@ def scores_of(part):
     beta[-1] = 0.0
     gamma = torch.zeros(d, dtype=torch.float64)
     gamma[-1] = 1.0
-    w_qkv, b_qkv = torch.zeros(d, 3 * d, dtype=torch.float64), torch.zeros(3 * d, dtype=torch.float64)
-    own, other = part * d, (1 - part) * d
-    w_qkv[: d - 1, own] = 1.0  # the staircase, in the first feature of the first head
-    w_qkv[d - 1, 0 if part else d] = 200.0  # tokens differ in the other factor
-    b_qkv[other] += 1.0
-    w_qkv[d - 1, 2 * d] = 1.0
+    w, b = torch.zeros(3, d, d, dtype=torch.float64), torch.zeros(3, d, dtype=torch.float64)  # queries, keys, values
+    w[part, : d - 1, 0] = 1.0  # the staircase, in the first feature of the first head
+    w[1 - part, d - 1, 0] = 200.0  # tokens differ in the other factor
+    b[1 - part, 0] += 1.0
+    w[2, d - 1, 0] = 1.0
     w_o = torch.zeros(d, d, dtype=torch.float64)
     w_o[0, 0] = 1.0
     nothing = torch.zeros(d, dtype=torch.float64)
-    block = AttentionBlock(LayerNorm(gamma, beta, 1e-5), w_qkv, b_qkv, w_o, nothing, d // e)
+    block = Block(Norm(gamma, beta, 1e-5), Attention(*w, w_o, *b, nothing, d // e))
     x = torch.zeros(3, d, dtype=torch.float64)
     x[:, -1] = torch.tensor([0.5, 1.0, -2.0]).double()
     return block, x
@@ -153,16 +153,16 @@ def test_heads_cover_what_a_staircase_loses(method):
     model = zonogpt.load(image_model(1, cfg).double())
     steps = torch.full((64,), 0.98 * 2.0**-53, dtype=torch.float64)
     steps[0] = 1.0
-    norm = LayerNorm(torch.zeros(4).double(), torch.tensor([1.0, 0.0, 0.0, 0.0]).double(), 1e-5)
+    norm = Norm(torch.zeros(4).double(), torch.tensor([1.0, 0.0, 0.0, 0.0]).double(), 1e-5)
     weight = torch.zeros(4, 64, dtype=torch.float64)
     weight[0] = 1.0
-    head = dataclasses.replace(model.head, norm=norm, weight=weight, bias=None, pool="last")
+    head = dataclasses.replace(model.head, norm=norm, weight=weight, bias=None, read="last")
     model = dataclasses.replace(model, head=head)
     spec = zonogpt.image_ball(model, torch.ones(6, 4), 0.0, label=0)
     total = sum(Fraction(float(w)) for w in steps)
     for sign in (1.0, -1.0):
         claim = spec.with_claim(sign * steps[None], [0.0])
         with torch.no_grad():
-            margin = float(METHODS[method].bound_many(model, [claim], torch.float64, None, None)[0].margins[0])
+            margin = float(METHODS[method].bound_many(model, [claim], Numerics(), None)[0].margins[0])
         assert math.isfinite(margin)
         assert Fraction(margin) <= int(sign) * total
