@@ -88,16 +88,16 @@ def _at_the_head(
     folded = [spec.claim.fold(head.weight.double(), bias) for spec in specs]
     rows, offset = (torch.stack(part).to(wide) for part in zip(*folded, strict=True))
     pool = head.read_weights(begin.length)
-    summands = int((pool > 0).sum())
+    summands = int((pool != 0).sum())
     norm = layernorm_step(head.layer_norm, z, limit).for_the_tape()
     pooled = torch.einsum("s,bsd->bd", pool[-z.n_tokens :], norm.centre)
-    size = torch.einsum("s,bsd->bd", pool[-z.n_tokens :], norm.centre.abs() + norm.reach)
+    size = torch.einsum("s,bsd->bd", pool[-z.n_tokens :].abs(), norm.centre.abs() + norm.reach)
     lost = torch.zeros_like(offset)
     read = [norm]
     if before is not None and not head.reads_last:
         still, weight = layernorm_step(head.layer_norm, before.at_the_head(), limit), pool[: begin.before]
         pooled = pooled + torch.einsum("s,bsd->bd", weight, still.centre)
-        size = size + torch.einsum("s,bsd->bd", weight, still.centre.abs() + still.reach)
+        size = size + torch.einsum("s,bsd->bd", weight.abs(), still.centre.abs() + still.reach)
         lost = still.loss(rows[:, :, None] * weight[:, None], limit)
         read = [still, norm]
     value = offset + (rows @ pooled[..., None]).squeeze(-1)
