@@ -20,8 +20,12 @@ from builders import (
     text_classifier,
 )
 from zonogpt.domains.ellipsoidal import EllipsoidalZonotope
+from zonogpt.domains.interval import Interval
 from zonogpt.domains.structured import StructuredZonotope
 from zonogpt.errors import OptionError
+from zonogpt.methods.operators.executions import execution_of_block
+from zonogpt.methods.operators.intervals import IntervalOperators
+from zonogpt.methods.operators.network import block_output
 from zonogpt.model.ir import ImageEmbedding
 from zonogpt.model.nodes import Attention, Block, Head, Mlp, Norm
 from zonogpt.spec.inputs import EmbeddingBox, PixelBox
@@ -179,7 +183,7 @@ def test_layernorm(seed, order, variance):
 
 TRANSFORMS = {
     "E attention": None, "E mlp": None, "fused": fused_attention, "decomposed": decomposed_attention,
-    "sequential": sequential_mlp, "fused mlp": fused_mlp,
+    "sequential": sequential_mlp, "fused mlp": fused_mlp, "ibp attention": None, "ibp mlp": None,
 }  # fmt: skip
 
 
@@ -194,6 +198,10 @@ def enclosure(kind, block, x):
             seen = sources(block, z, Prefix.none(z.c, block.branch), LIMIT)
             out, step = attend(seen, Queries.every(S), LIMIT, None, "float32")
         return out.c[0], step.rounding[0]
+    if kind.startswith("ibp"):
+        box = Interval(c, c)
+        out = block_output(IntervalOperators(), block, box).widened(execution_of_block(block, box))
+        return out.centre, out.radius
     z = StructuredZonotope(c, torch.zeros(0, S, d).double(), torch.zeros(S, 0, d).double(), torch.zeros(S, d).double())
     out, _ = TRANSFORMS[kind](block, z, "float32")
     return out.c, out.radius
