@@ -20,18 +20,29 @@ from builders import (
     text_classifier,
 )
 from zonogpt.domains.ellipsoidal import EllipsoidalZonotope
+from zonogpt.domains.interval import Interval
 from zonogpt.domains.structured import StructuredZonotope
 from zonogpt.errors import OptionError
+<<<<<<< HEAD
 from zonogpt.model.ir import Head, ImageEmbedding, LayerNorm, MlpBlock
 from zonogpt.spec.embed import PatchMap, TokenMap
 from zonogpt.spec.inputs import Box
+=======
+from zonogpt.methods.operators.executions import execution_of_block
+from zonogpt.methods.operators.intervals import IntervalOperators
+from zonogpt.methods.operators.network import block_output
+from zonogpt.model.ir import ImageEmbedding
+from zonogpt.model.nodes import Attention, Block, Head, Mlp, Norm
+from zonogpt.spec.inputs import EmbeddingBox, PixelBox
+>>>>>>> 9457e35fea771c6dd7982caed9dfb53504f9c069
 from zonogpt.support.tensors import map_tensors
 from zonogpt.transforms.attention import fused_attention
-from zonogpt.transforms.attention_rounding import Still
 from zonogpt.transforms.decomposed_attention import decomposed_attention
-from zonogpt.transforms.ellipsoidal.attention import attention_step
+from zonogpt.transforms.ellipsoidal.attention import attend
 from zonogpt.transforms.ellipsoidal.mlp import mlp_step
+from zonogpt.transforms.ellipsoidal.sources import sources
 from zonogpt.transforms.execution import (
+    AttentionSizes,
     attention_error,
     dense_error,
     embedding_rounding,
@@ -40,6 +51,8 @@ from zonogpt.transforms.execution import (
     output_error,
 )
 from zonogpt.transforms.mlp import fused_mlp, sequential_mlp
+from zonogpt.transforms.prefix import Prefix
+from zonogpt.transforms.queries import Queries
 
 F32 = np.float32
 LIMIT = 1 << 30
@@ -92,7 +105,7 @@ class Execution:
         return self.sum(self.times(a[:, None, :], b.T[None]))
 
     def norm(self, norm, x):
-        gamma, beta = (t.float().numpy() for t in (norm.gamma, norm.beta))
+        gamma, beta = norm.gamma.float().numpy(), None if norm.beta is None else norm.beta.float().numpy()
         d, keep = F32(x.shape[-1]), self.keep
         if self.variance == "updates":
             mean, m2 = np.zeros(len(x), F32), np.zeros(len(x), F32)
@@ -105,35 +118,38 @@ class Execution:
             z = self.plus(x, -keep(self.sum(x) / d)[:, None])
             variance = keep(self.sum(self.times(z, z)) / d)
         rstd = F32(1) / np.sqrt(self.plus(variance, F32(norm.tau)))
-        return self.plus(self.times(self.times(z, rstd[:, None]), gamma), beta)
+        scaled = self.times(self.times(z, rstd[:, None]), gamma)
+        return scaled if beta is None else self.plus(scaled, beta)
 
     def dense(self, x, weight, bias):
-        return self.plus(self.dot(x, weight.float().numpy()), bias.float().numpy())
+        out = self.dot(x, weight.float().numpy())
+        return out if bias is None else self.plus(out, bias.float().numpy())
 
     def attention(self, block, x):
-        S, d = x.shape
-        H, e = block.n_heads, d // block.n_heads
-        qkv = self.dense(self.norm(block.norm, x), block.w_qkv, block.b_qkv)
-        out = np.zeros((S, d), F32)
-        for h in range(H):
-            q, k, v = (qkv[:, part * d + h * e : part * d + (h + 1) * e] for part in range(3))
+        of, n = block.branch, self.norm(block.norm, x)
+        S, e = len(x), of.inner // of.n_heads
+        parts = [self.dense(n, w, b) for w, b in of.projections]
+        out = np.zeros((S, of.inner), F32)
+        for h in range(of.n_heads):
+            q, k, v = (part[:, h * e : (h + 1) * e] for part in parts)
             scores = self.times(self.dot(q, k.T), F32(1 / math.sqrt(e)))
             for i in range(S):
-                row = scores[i, : i + 1]
+                row = scores[i, : i + 1] if of.causal else scores[i]
                 weight = self.keep(np.exp(self.plus(row, -row.max())))
                 p = self.keep(weight / self.sum(weight[None])[0])
-                out[i, h * e : (h + 1) * e] = self.dot(p[None], v[: i + 1])[0]
-        return self.plus(x, self.dense(out, block.w_o, block.b_o))
+                out[i, h * e : (h + 1) * e] = self.dot(p[None], v[: len(p)])[0]
+        return self.plus(x, self.dense(out, of.w_o, of.b_o))
 
     def mlp(self, block, x):
-        t = self.dense(self.norm(block.norm, x), block.w_1, block.b_1)
+        of = block.branch
+        t = self.dense(self.norm(block.norm, x), of.w_1, of.b_1)
         cube = self.times(F32(0.044715), self.times(self.times(t, t), t))
         inner = self.times(F32(math.sqrt(2 / math.pi)), self.plus(t, cube))
         gelu = self.times(self.times(F32(0.5), t), F32(1) + np.tanh(inner))
-        return self.plus(x, self.dense(gelu, block.w_2, block.b_2))
+        return self.plus(x, self.dense(gelu, of.w_2, of.b_2))
 
     def block(self, block, x):
-        return self.attention(block, x) if hasattr(block, "w_o") else self.mlp(block, x)
+        return self.attention(block, x) if block.kind == "attention" else self.mlp(block, x)
 
 
 ORDERS = ("forward", "backward", "shuffled", "halves")
@@ -173,35 +189,53 @@ def test_layernorm(seed, order, variance):
 
 TRANSFORMS = {
     "E attention": None, "E mlp": None, "fused": fused_attention, "decomposed": decomposed_attention,
-    "sequential": sequential_mlp, "fused mlp": fused_mlp,
+    "sequential": sequential_mlp, "fused mlp": fused_mlp, "ibp attention": None, "ibp mlp": None,
 }  # fmt: skip
 
 
 def enclosure(kind, block, x):
     """(centre, error) of the block's executions at the tokens x alone."""
     (S, d), c = x.shape, x.double()
-    is_mlp = "mlp" in kind or kind == "sequential"
     if kind.startswith("E"):
         z = EllipsoidalZonotope(c[None], torch.zeros(1, S, 1, d).double(), torch.zeros(1, S, d, d).double(), math.inf)
-        step = (
-            mlp_step(block, z, LIMIT, "float32")
-            if is_mlp
-            else attention_step(block, z, Still.none(z.c, block.n_heads), S, LIMIT, None, "float32")
-        )
-        return step[0].c[0], step[1].rounding[0]
+        if block.kind == "mlp":
+            out, step = mlp_step(block, z, LIMIT, "float32")
+        else:
+            seen = sources(block, z, Prefix.none(z.c, block.branch), LIMIT)
+            out, step = attend(seen, Queries.every(S), LIMIT, None, "float32")
+        return out.c[0], step.rounding[0]
+    if kind.startswith("ibp"):
+        box = Interval(c, c)
+        out = block_output(IntervalOperators(), block, box).widened(execution_of_block(block, box))
+        return out.centre, out.radius
     z = StructuredZonotope(c, torch.zeros(0, S, d).double(), torch.zeros(S, 0, d).double(), torch.zeros(S, d).double())
     out, _ = TRANSFORMS[kind](block, z, "float32")
     return out.c, out.radius
 
 
-@pytest.mark.parametrize("kind", TRANSFORMS)
+def is_of_mlp(kind):
+    return "mlp" in kind or kind == "sequential"
+
+
+# Nothing that is added; heads whose width is not the tokens', and all keys.
+EXECUTED = [(kind, case) for kind in TRANSFORMS for case in ({}, {"biases": False})]
+EXECUTED += [
+    (kind, case)
+    for kind in TRANSFORMS
+    for case in ({"inner": 3}, {"inner": 36, "causal": False})
+    if not is_of_mlp(kind)
+]
+
+
+@pytest.mark.parametrize(("kind", "case"), EXECUTED)
 @pytest.mark.parametrize("seed", range(4))
-def test_blocks_contain_every_execution(seed, kind):
+def test_blocks_contain_every_execution(seed, kind, case):
     """Sets of one point: what is around the centre is for executions, and these are really off."""
     S, d = 4, 12
-    is_mlp = "mlp" in kind or kind == "sequential"
     block = float32_numbers(
-        mlp_block(seed, d=d, hidden=24) if is_mlp else attention_block(seed, d=d, n_heads=3, scale=0.4)
+        mlp_block(seed, d=d, hidden=24, **case)
+        if is_of_mlp(kind)
+        else attention_block(seed, d=d, n_heads=3, scale=0.4, **case)
     )
     x = hard_inputs(seed, S, d)
     with torch.no_grad():
@@ -221,18 +255,18 @@ def tiny_block(seed, is_mlp, d, small):
     block = mlp_block(seed, d=d, hidden=24) if is_mlp else attention_block(seed, d=d, n_heads=3, scale=0.4)
     norm = dataclasses.replace(block.norm, beta=0 * block.norm.beta, tau=1e-14)
     if small == "squares":  # beside an epsilon that is not much larger than what they lose
-        norm = dataclasses.replace(norm, tau=1e-36)
-        return dataclasses.replace(block, norm=norm)
+        return dataclasses.replace(block, norm=dataclasses.replace(norm, tau=1e-36))
     if small == "output":
         norm = dataclasses.replace(norm, gamma=1e-38 * norm.gamma)
     if is_mlp:
         inner = {"output": 1.0, "inner": 1e-38, "products": 1e-31}[small]
         if small == "products":
             norm = dataclasses.replace(norm, gamma=1e-7 * norm.gamma)
-        return dataclasses.replace(
-            block, norm=norm, w_1=inner * block.w_1, b_1=0 * block.b_1, w_2=1e37 * block.w_2, b_2=0 * block.b_2
-        )
-    w_q, w_k, w_v = block.w_qkv.chunk(3, dim=1)
+        of = block.branch
+        of = dataclasses.replace(of, w_1=inner * of.w_1, b_1=0 * of.b_1, w_2=1e37 * of.w_2, b_2=0 * of.b_2)
+        return Block(norm, of)
+    of = block.branch
+    w_q, w_k, w_v = of.w_q, of.w_k, of.w_v
     if small == "queries":
         w_q, w_k = 1e-38 * w_q, 1e36 * w_k
     elif small == "inner":
@@ -240,10 +274,11 @@ def tiny_block(seed, is_mlp, d, small):
     elif small == "products":
         norm = dataclasses.replace(norm, gamma=1e-7 * norm.gamma)
         w_v = 1e-31 * w_v
-    return dataclasses.replace(
-        block, norm=norm, w_qkv=torch.cat([w_q, w_k, w_v], 1), b_qkv=0 * block.b_qkv,
-        w_o=(1.0 if small == "queries" else 1e37) * block.w_o, b_o=0 * block.b_o,
+    of = dataclasses.replace(
+        of, w_q=w_q, w_k=w_k, w_v=w_v, b_q=0 * of.b_q, b_k=0 * of.b_k, b_v=0 * of.b_v,
+        w_o=(1.0 if small == "queries" else 1e37) * of.w_o, b_o=0 * of.b_o,
     )  # fmt: skip
+    return Block(norm, of)
 
 
 PLACES = [
@@ -259,7 +294,7 @@ PLACES = [
 def test_blocks_contain_executions_that_underflow(seed, kind, small):
     """Denormal numbers, or zeros in their place. Real arithmetic, and what float32 rounds, see nothing of it."""
     S, d = 4, 12
-    block = float32_numbers(tiny_block(seed, "mlp" in kind or kind == "sequential", d, small))
+    block = float32_numbers(tiny_block(seed, is_of_mlp(kind), d, small))
     x = ((1e-19 if small == "squares" else 1e-6) * randn(generator(seed), S, d)).float()
     with torch.no_grad():
         (centre, error), real = enclosure(kind, block, x), block(x.double())
@@ -298,7 +333,7 @@ def off_by(executed, real):
 def test_layernorm_of_small_numbers(size, gamma, tau):
     d, worst = 8, 0.0
     for seed in range(5):
-        norm = float32_numbers(LayerNorm(torch.full((d,), gamma).double(), torch.zeros(d).double(), tau))
+        norm = float32_numbers(Norm(torch.full((d,), gamma).double(), torch.zeros(d).double(), tau))
         x = (size * randn(generator(seed), 3, d)).float()
         z = x.double() - x.double().mean(-1, keepdim=True)
         rho = (norm.tau + z.square().mean(-1)).rsqrt()
@@ -335,42 +370,38 @@ def test_attention_of_small_numbers(what):
         v, w_o = 1e36, 1.0
     if what == "products":
         v, w_o = 100 * SMALL, 1e30
-    block = dataclasses.replace(
-        float32_numbers(attention_block(0, d=e, n_heads=1)),
-        w_qkv=torch.zeros(e, 3 * e).double(), b_qkv=torch.zeros(3 * e).double(),
-        w_o=w_o * torch.eye(e).double(), b_o=torch.zeros(e).double(),
-    )  # fmt: skip
+    zeros, none = torch.zeros(e, e).double(), torch.zeros(e).double()
+    of = Attention(zeros, zeros, zeros, w_o * torch.eye(e).double(), none, none, none, none, n_heads=1)
     V = torch.full((S, e), v).double()
     V[-1] *= 0 if what == "probabilities" else 1
     n, zero = torch.zeros(S, e).double(), torch.zeros(S, e).double()
-    error = attention_error(block, zero[None, -1:], zero[None], V[None], p[None], n, zero, hidden[0])
-    real = p @ V @ block.w_o
+    sizes = AttentionSizes(zero[None, -1:], zero[None], V[None], p[None], n, zero, hidden[0])
+    error = attention_error(of, Queries.last(S), sizes)
+    real = p @ V @ of.w_o
     off = []
     for keep in KEEP:
         run = Execution("forward", keep=keep)
-        off.append(off_by(run.dot(run.dot(array(p), array(V)), array(block.w_o)), real))
+        off.append(off_by(run.dot(run.dot(array(p), array(V)), array(of.w_o)), real))
     assert (torch.stack(off) <= error).all()
     assert float(torch.stack(off).max()) > 1e-3 * float(real.abs().max())
 
 
 def test_mlp_and_head_of_small_numbers():
     """Products with W_2, and with the head's weights, that underflow; pooled tokens that do."""
-    block = MlpBlock(
-        LayerNorm(torch.ones(2).double(), torch.zeros(2).double(), 1e-5), torch.eye(2).double(),
-        torch.zeros(2).double(), float(np.float32(1e-38)) * torch.eye(2).double(), torch.zeros(2).double(),
-    )  # fmt: skip
+    eye, none = torch.eye(2).double(), torch.zeros(2).double()
+    mlp = Mlp(eye, none, float(np.float32(1e-38)) * eye, none)
     n, nothing = torch.full((1, 2), 1e-7).double(), torch.zeros(1, 2).double()
     hidden = gelu = torch.nn.functional.gelu(n, approximate="tanh")
-    error = mlp_error(block, n, n, nothing, nothing)
-    off = torch.stack([off_by(Execution("forward", keep=keep).dot(array(gelu), array(block.w_2)), gelu @ block.w_2)
+    error = mlp_error(mlp, n, n, nothing, nothing)
+    off = torch.stack([off_by(Execution("forward", keep=keep).dot(array(gelu), array(mlp.w_2)), gelu @ mlp.w_2)
                        for keep in KEEP])  # fmt: skip
     assert (off <= error).all()
-    assert float(off.max()) > 1e-3 * float((hidden @ block.w_2).abs().max())
-    head = Head(block.norm, "mean", block.w_2, None)
+    assert float(off.max()) > 1e-3 * float((hidden @ mlp.w_2).abs().max())
+    head = Head(Norm(torch.ones(2).double(), none, 1e-5), "mean", mlp.w_2, None)
     for size, weight in ((1e-7, 1e-38), (0.7 * SMALL, 1e30)):
         n = float32_numbers(torch.full((5, 2), size).double())
         head = dataclasses.replace(head, weight=float(np.float32(weight)) * torch.eye(2).double())
-        pool = head.pool_weights(5)
+        pool = head.read_weights(5)
         error, real = output_error(head, pool, n, torch.zeros_like(n)), n.mean(0) @ head.weight
         run = Execution("forward", keep=flushed)
         pooled = flushed(run.sum(array(n).T) / F32(5))
@@ -420,7 +451,7 @@ def test_where_layernorm_or_the_mean_of_tokens_may_overflow_nothing_is_said(meth
 
 def test_features_whose_sum_may_overflow():
     """LayerNorm adds them up, however small their differences are."""
-    norm = LayerNorm(torch.ones(8).double(), torch.zeros(8).double(), 1e-5)
+    norm = Norm(torch.ones(8).double(), torch.zeros(8).double(), 1e-5)
     size, one = torch.full((1, 8), 7e37).double(), torch.ones(1, 8).double()
     assert not torch.nn.functional.layer_norm(size.float(), (8,)).isfinite().all()
     assert norm_error(norm, one, size, one[:, 0]).isinf().all()
@@ -531,7 +562,7 @@ def test_where_an_execution_may_overflow_nothing_is_said(method):
 @pytest.mark.parametrize("d", [2, 16, 64])
 def test_a_running_mean_may_round_onto_its_token(d):
     """Features near 2^30 that differ by one unit: updates find no variance, and tau alone divides what is left."""
-    norm = LayerNorm(torch.ones(d).double(), torch.zeros(d).double(), 1e-5)
+    norm = Norm(torch.ones(d).double(), torch.zeros(d).double(), 1e-5)
     for size in (1e8, 1e9, 2.0**30 + 64, 2.0**27 + 8):
         for seed in range(20):
             x = torch.full((d,), size)

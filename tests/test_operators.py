@@ -11,15 +11,16 @@ from builders import attention_block, image_config, image_model, language_model,
 from trained import instances, trained
 from zonogpt.domains.interval import Interval
 from zonogpt.methods import METHODS
-from zonogpt.methods.baselines import BASELINES, Run, Start, _afresh
-from zonogpt.methods.method import NonFiniteBlockError
+from zonogpt.methods.baselines import BASELINES, CoVeNN, DeepZ, Run, Start, margins
+from zonogpt.methods.method import NonFiniteBlockError, Numerics
 from zonogpt.methods.operators.graph import CrownOperators
 from zonogpt.methods.operators.intervals import IntervalOperators
 from zonogpt.methods.operators.network import block_output, claim, pooled
 from zonogpt.methods.operators.plan import plan_zonotopes
 from zonogpt.methods.operators.zonotopes import DenseZonotope, ZonotopeOperators
 from zonogpt.methods.plan import whole_sizes
-from zonogpt.model.ir import AttentionBlock, Head, LayerNorm, MlpBlock, Model, TokenEmbedding
+from zonogpt.model.ir import Model, TokenEmbedding
+from zonogpt.model.nodes import Attention, Block, Head, Mlp, Norm
 from zonogpt.search.descent import attack
 from zonogpt.spec.inputs import centre_and_noise
 from zonogpt.support.tensors import map_tensors
@@ -30,7 +31,11 @@ BLOCKS = {
     "attention": attention_block(0),
     "one head, all keys": attention_block(1, n_heads=1, causal=False),
     "sharp attention": attention_block(2, scale=2.0),
+    "narrow heads": attention_block(4, inner=2),
+    "wide heads": attention_block(5, inner=10, causal=False),
+    "attention without biases": attention_block(6, biases=False),
     "mlp": mlp_block(3),
+    "mlp without biases": mlp_block(7, biases=False),
 }
 S, D = 4, 6
 
@@ -276,7 +281,8 @@ def test_counted_symbols_are_what_happens():
 
     ZonotopeOperators.__init__ = remember
     try:
-        BASELINES["deepz"].run(Run(model, begin, rows, offset, rows.abs(), None, 1 << 28, spec.claim, "real"))
+        run = Run(model, begin, rows, offset, rows.abs(), None, 1 << 28, spec.claim, "real")
+        margins(run, DeepZ(run))
     finally:
         ZonotopeOperators.__init__ = original
     plan = plan_zonotopes(whole_sizes(model, spec), 8)
@@ -311,7 +317,12 @@ def test_a_block_of_covenn_begins_with_the_whole_box():
     g = torch.Generator().manual_seed(0)
     low = torch.randn(3, 2, generator=g, dtype=torch.float64)
     box = Interval(low, low + torch.rand(3, 2, generator=g, dtype=torch.float64))
-    ops, x = _afresh(box, Run(None, None, None, None, None, None, 1 << 20, None, "real"))
+    begin = Start(low, torch.zeros(3, 1, 2, dtype=torch.float64), math.inf)
+    covenn = CoVeNN(Run(None, begin, None, None, None, None, 1 << 20, None, "real"))
+    before = covenn.begin()
+    before.box = box
+    x, _ = covenn.behind(None, before, before)
+    ops = covenn.ops
     A = torch.randn(9, 3, 2, generator=g, dtype=torch.float64)
     exact = torch.minimum(A * box.lower, A * box.upper).flatten(1).sum(1)
     torch.testing.assert_close(ops.lower(x, A), exact, rtol=1e-12, atol=1e-12)
@@ -322,10 +333,10 @@ def test_a_block_of_covenn_begins_with_the_whole_box():
 def test_radius_zero(method, norm):
     """Nothing moves: exact margins, also where not a single error arises."""
     tokens = torch.tensor([[1.0, 2.0, 3.0, 5.0]], dtype=torch.float64)
-    norm_ = LayerNorm(torch.ones(4, dtype=torch.float64), torch.zeros(4, dtype=torch.float64), 1e-5)
+    norm_ = Norm(torch.ones(4, dtype=torch.float64), torch.zeros(4, dtype=torch.float64), 1e-5)
     zero = torch.zeros(4, 1, dtype=torch.float64)
     head = Head(norm_, "last", torch.eye(4, 2, dtype=torch.float64), None)
-    model = by_hand(tokens, (MlpBlock(norm_, zero, zero[0], zero.T, zero[:, 0]),), head)
+    model = by_hand(tokens, (Block(norm_, Mlp(zero, zero[0], zero.T, zero[:, 0])),), head)
     spec = zonogpt.embedding_ball(model, [0], [0], 0.0, norm=norm)
     exact = spec.claim.margins(model.forward(spec.input.embed(spec.input.anchor)))
     torch.testing.assert_close(zonogpt.verify(model, spec, method=method).margins, exact, rtol=1e-9, atol=1e-9)
@@ -405,9 +416,9 @@ def test_ends_that_overflowed_are_no_bounds():
     """In float32 the squares of 1e20 are infinite, and 1 / sqrt(inf) = 0 would be a finite lie about LayerNorm."""
     d = 4
     tokens = 1e20 * torch.tensor([[3.0, -3.0, 1.0, -1.0]], dtype=torch.float64)
-    norm = LayerNorm(torch.ones(d, dtype=torch.float64), torch.zeros(d, dtype=torch.float64), 1e-5)
+    norm = Norm(torch.ones(d, dtype=torch.float64), torch.zeros(d, dtype=torch.float64), 1e-5)
     zero = torch.zeros(d, 1, dtype=torch.float64)
-    still = MlpBlock(norm, zero, zero[0], zero.T, zero[:, 0])
+    still = Block(norm, Mlp(zero, zero[0], zero.T, zero[:, 0]))
     weight = torch.zeros(d, 2, dtype=torch.float64)
     weight[:2, 0] = 1.0
     model = by_hand(tokens, (still,), Head(norm, "last", weight, torch.tensor([0.1, 0.0], dtype=torch.float64)))
@@ -425,10 +436,12 @@ def test_a_sum_of_exponentials_is_positive_whatever_its_bounds_say():
     def randn(*shape):
         return torch.randn(*shape, generator=g, dtype=torch.float64)
 
-    norm = LayerNorm(torch.ones(d, dtype=torch.float64), torch.zeros(d, dtype=torch.float64), 1e-5)
+    norm = Norm(torch.ones(d, dtype=torch.float64), torch.zeros(d, dtype=torch.float64), 1e-5)
     w_qkv = randn(d, 3 * d)
     w_qkv[:, :4] *= 3000
-    block = AttentionBlock(norm, w_qkv, 0 * randn(3 * d), 3 * randn(d, d), 0 * randn(d), 2)
+    none = (0 * randn(3 * d)).chunk(3)
+    attention = Attention(*w_qkv.chunk(3, dim=1), 3 * randn(d, d), *none, 0 * randn(d), n_heads=2)
+    block = Block(norm, attention)
     head = Head(norm, "last", randn(d, 2), randn(2))
     model = by_hand(randn(4, d), (block,), head)
     spec = zonogpt.embedding_ball(model, [0, 1, 2, 3], [3], 0.05)
@@ -473,7 +486,7 @@ def test_overflow_in_a_baseline_names_its_block():
     work = model.converted(model.device, torch.float32)
     for method in BASELINES.values():
         with pytest.raises(NonFiniteBlockError, match=r"block 4 \(mlp\)|head"):
-            method.bound(work, work.head, spec, None, None)
+            method.bound(work, work.head, spec, Numerics())
 
 
 def test_ibp_in_float32_folds_the_head_before_it_is_rounded():
@@ -485,7 +498,7 @@ def test_ibp_in_float32_folds_the_head_before_it_is_rounded():
         x = model.embedding(image)
         for block in model.blocks:
             x = block(x)
-        pool = model.head.pool_weights(len(x)) @ model.head.norm(x)
+        pool = model.head.read_weights(len(x)) @ model.head.norm(x)
         hf.classifier.weight[1] = 1.0
         hf.classifier.weight[0] = 1.0 + torch.where(pool > 0, 6.1e-8, 5.8e-8).double()
         hf.classifier.bias.zero_()
@@ -494,5 +507,5 @@ def test_ibp_in_float32_folds_the_head_before_it_is_rounded():
     truth = spec.claim.margins(model.forward(spec.input.embed(spec.input.anchor)))
     for dtype in (torch.float32, torch.float64):
         with torch.no_grad():
-            bound = zonogpt.METHODS["ibp"].bound_many(model, [spec], dtype, None, None)[0].margins.double()
+            bound = zonogpt.METHODS["ibp"].bound_many(model, [spec], Numerics(dtype), None)[0].margins.double()
         assert (bound <= truth).all()

@@ -87,16 +87,21 @@ def _at_the_head(
     functionals = [spec.claim.functionals(head) for spec in specs]
     rows, offset = (torch.stack(part).to(wide) for part in zip(*functionals, strict=True))
     pool = head.read_weights(begin.length)
+<<<<<<< HEAD
     summands = int((pool > 0).sum())
     norm = norm_step(head.layer_norm, z, limit).for_the_tape()
+=======
+    summands = int((pool != 0).sum())
+    norm = layernorm_step(head.layer_norm, z, limit).for_the_tape()
+>>>>>>> 9457e35fea771c6dd7982caed9dfb53504f9c069
     pooled = torch.einsum("s,bsd->bd", pool[-z.n_tokens :], norm.centre)
-    size = torch.einsum("s,bsd->bd", pool[-z.n_tokens :], norm.centre.abs() + norm.reach)
+    size = torch.einsum("s,bsd->bd", pool[-z.n_tokens :].abs(), norm.centre.abs() + norm.reach)
     lost = torch.zeros_like(offset)
     read = [norm]
     if before is not None and not head.reads_last:
         still, weight = norm_step(head.layer_norm, before.at_the_head(), limit), pool[: begin.before]
         pooled = pooled + torch.einsum("s,bsd->bd", weight, still.centre)
-        size = size + torch.einsum("s,bsd->bd", weight, still.centre.abs() + still.reach)
+        size = size + torch.einsum("s,bsd->bd", weight.abs(), still.centre.abs() + still.reach)
         lost = still.loss(rows[:, :, None] * weight[:, None], limit)
         read = [still, norm]
     value = offset + (rows @ pooled[..., None]).squeeze(-1)

@@ -154,8 +154,8 @@ def mlp_error(mlp: Mlp, hidden: Tensor, n: Tensor, n_error: Tensor, skip: Tensor
 
 def output_error(head: Head, pool: Tensor, n: Tensor, n_error: Tensor) -> Tensor:
     """(..., outputs): of the logits; n and n_error (..., S, d) of the final LayerNorm, `pool` (S,) its weights."""
-    S, d = int((pool > 0).sum()), n.shape[-1]
-    size, off = (torch.einsum("s,...sd->...d", pool, x) for x in (n + n_error, n_error))
+    S, d = int((pool != 0).sum()), n.shape[-1]
+    size, off = (torch.einsum("s,...sd->...d", pool.abs(), x) for x in (n + n_error, n_error))
     off = up(off + rounds(S + 2) * size, S)
     outputs = (size + off) @ head.weight.abs() + size_of(head.bias)
     error = off @ head.weight.abs() + rounds(d + 2) * outputs + lost_in_dense(size + off, head.weight)

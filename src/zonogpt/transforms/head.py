@@ -26,11 +26,11 @@ def claim_lower_bounds(
     pool = head.read_weights(z.n_tokens)
     read = pool.nonzero().squeeze(1)  # tokens the head looks at
     pool, z = pool[read], StructuredZonotope(z.c[read], z.G[:, read], z.L[read], z.b[read])
-    norm = layernorm_bounds(head.layer_norm, z)
+    norm, size_of_pool = layernorm_bounds(head.layer_norm, z), pool.abs()
     value = offset + rows @ (pool @ norm.centre)
 
     weighted = rows * norm.norm.gamma  # LayerNorm's error is gamma * ehat with ehat mean-free
-    from_norm = norm.norm.centre(weighted).abs() @ (pool @ norm.R_hat)
+    from_norm = norm.norm.centre(weighted).abs() @ (size_of_pool @ norm.R_hat)
     carried = torch.zeros_like(value)
     G, L = z.generator_stacks()
     limit, narrow = temporary_bytes(z.c.device.type), z.G.dtype
@@ -40,17 +40,17 @@ def claim_lower_bounds(
         carried += up((pooled @ rows_G.T).abs().sum(0), len(pooled))
     for part in chunks(L.shape[1], _bytes(L, rows), limit):  # a local symbol is alone at its token
         moved = (norm.jacobian(L[:, part]) @ rows_G.T).abs()
-        carried += up(torch.einsum("s,snk->k", pool_G, moved), moved.shape[0] * moved.shape[1])
+        carried += up(torch.einsum("s,snk->k", pool_G.abs(), moved), moved.shape[0] * moved.shape[1])
     carried = up(carried, z.m + z.q * z.n_tokens)
     # Rows are differences of the head's columns, rounded; what they are formed from is larger.
     S, d = z.c.shape
     units = 2 * (d + S) + head.weight.shape[1] + 16
     rounding = torch.zeros_like(value)
     for dtype, size in ((z.c.dtype, norm.centre.abs() + norm.reach), (narrow, norm.reach)):
-        outputs = (pool @ size) @ head.weight.abs() + size_of(head.bias)
+        outputs = (size_of_pool @ size) @ head.weight.abs() + size_of(head.bias)
         rounding = rounding + gamma(units, dtype) * claim.magnitude(outputs)
     underflow = (z.m + z.q) * S * d * torch.finfo(narrow).tiny
-    rounding = up(rounding + rows.abs() @ (pool @ norm.rounding) + underflow, d + S)
+    rounding = up(rounding + rows.abs() @ (size_of_pool @ norm.rounding) + underflow, d + S)
     if arithmetic == "float32":
         off = output_error(head, pool, norm.size, norm.execution_error(z))
         rounding = up(rounding + claim.spread(off), head.weight.shape[1])

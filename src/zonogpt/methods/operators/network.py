@@ -103,10 +103,15 @@ def pooled(ops: Operators[V], head: Head, x: V, n_tokens: int) -> V:
 
 
 def claim(ops: Operators[V], head: Head, pool: V, rows: Tensor, offset: Tensor, size: Tensor) -> V:
+<<<<<<< HEAD
     """Rows (K, d) and offset (K,), a claim's functionals, of what was pooled: (1, d) -> (1, K); `size` (K, d): the
     rows'."""
     # The pool's weights add up to 1: beta goes through.
     return scaled_dense(ops, pool, head.layer_norm, rows.T, offset, size.T)
+=======
+    """Rows (K, d) and offset (K,), from Claim.fold, of what was pooled: (1, d) -> (1, K); `size` (K, d): the rows'."""
+    return scaled_dense(ops, pool, head.layer_norm, rows.T, offset, size.T, head.read)
+>>>>>>> 9457e35fea771c6dd7982caed9dfb53504f9c069
 
 
 def normalised(ops: Operators[V], norm: Norm, x: V) -> V:
@@ -132,14 +137,26 @@ def centring(norm: Norm) -> Tensor:
 
 
 def scaled_dense(
-    ops: Operators[V], n: V, norm: Norm, weight: Tensor, bias: Tensor | None, size: Tensor | None = None
+    ops: Operators[V],
+    n: V,
+    norm: Norm,
+    weight: Tensor,
+    bias: Tensor | None,
+    size: Tensor | None = None,
+    read: str | Tensor = "last",
 ) -> V:
-    """(gamma n + beta) @ weight + bias; `size`, if given, is what the weight is a sum of."""
+    """(gamma n + beta) @ weight + bias; `size`, if given, is what the weight is a sum of.
+
+    `read` (Head.read) is what n is: beta meets the sum of the tokens' weights, which is 1 unless they are given.
+    """
     beta, bias = (
         x.new_zeros(k) if b is None else b
         for b, k, x in ((norm.beta, norm.width, weight), (bias, weight.shape[1], weight))
     )
-    bias_size = beta.abs() @ (weight.abs() if size is None else size) + bias.abs()
+    beta_size = beta.abs()
+    if isinstance(read, Tensor):  # a sum of more terms than n has features loses more
+        beta, beta_size = beta * read.sum(), beta_size * read.abs().sum() * max(1.0, len(read) / norm.width)
+    bias_size = beta_size @ (weight.abs() if size is None else size) + bias.abs()
     weight_size = None if size is None else norm.gamma.abs()[:, None] * size
     return ops.dense(n, norm.gamma[:, None] * weight, beta @ weight + bias, weight_size, bias_size)
 
