@@ -127,6 +127,9 @@ def test_all_rows_of_the_group_must_be_broken_by_more_than_rounding():
         assert (finding.counterexample is not None) == broken
         assert (zonogpt.verify(TEXTS, claimed, hint=False).status == "falsified") == broken
         assert falsify(wide, claimed, TEXTS.source, steps=1).lowest <= 0
+    kept = replay(wide, spec.with_claim(rows, [clear, tie + 1e-3], [[0, 1]]), TEXTS.source, spec.input.anchor)
+    assert kept.counterexample is None
+    assert kept.lowest == pytest.approx(1e-3, abs=1e-9)  # the group's value, not its lowest row's
     assert (
         "rounding may have moved by"
         in replay(wide, spec.with_claim(rows, [clear, tie], [[0, 1]]), TEXTS.source, spec.input.anchor).said
@@ -202,13 +205,15 @@ class Elsewhere:
 
     name = "another program"
 
-    def __init__(self, net, off=0.0):
-        self.net, self.off, self.agreed, self.asked = net, off, set(), 0
+    def __init__(self, net, off=0.0, where=(torch.float32, torch.float64)):
+        self.net, self.off, self.where = net, off, where
+        self.agreed, self.asked = set(), 0
 
     def on_image(self, image, dtype):
         self.asked += 1
         net = self.net.converted(torch.device("cpu"), dtype)
-        return net.forward(self.net.embedding(image.to(self.net.dtype)).to(dtype)).double() + self.off
+        output = net.forward(self.net.embedding(image.to(self.net.dtype)).to(dtype)).double()
+        return output + self.off if dtype in self.where else output
 
     def on_embeddings(self, ids, positions, raw, dtype):
         raise AssertionError("this model reads images")
@@ -230,6 +235,9 @@ def test_proof_and_search_ask_the_protocol_only():
     other = dataclasses.replace(net, source=Elsewhere(net, torch.tensor([1e-3, 0.0, 0.0])))
     with pytest.raises(zonogpt.ModelError, match="another program and zonogpt's disagree: on the unperturbed input"):
         zonogpt.verify(other, spec)
-    disagreeing = falsify(net, wrong, Elsewhere(net, 10 * torch.eye(3)[wrong.label]), steps=1)
-    assert disagreeing.counterexample is None
-    assert "but another program has" in disagreeing.said
+    assert falsify(net, wrong, Elsewhere(net), steps=1).counterexample is not None
+    for where in ((torch.float32,), (torch.float64,)):  # it must break the claim in both
+        keeps = Elsewhere(net, 10 * torch.eye(3)[wrong.label], where)
+        finding = falsify(net, wrong, keeps, steps=1)
+        assert finding.counterexample is None
+        assert "but another program has" in finding.said

@@ -18,32 +18,32 @@ CLOSE = 1e-10  # relative: float64 rounds by less in any network that is not ill
 TOKENS = 7
 
 
-def require_agreement(model: Model, judge: HuggingFaceModel) -> None:
+def require_agreement(model: Model, original: HuggingFaceModel) -> None:
     """ModelError unless both have the same outputs on a few inputs, drawn from a fixed seed. `model` in float64."""
     image = model.embedding.reads == "images"
     for given in _inputs(model):
         try:
-            theirs = judge.on_image(given, torch.float64) if image else judge.on_ids(given, torch.float64)
+            theirs = original.on_image(given, torch.float64) if image else original.on_ids(given, torch.float64)
         except Exception as error:  # whatever its code says when it cannot be run
             raise ModelError(f"transformers cannot run this model: {type(error).__name__}: {error}") from error
         read = given if image else model.readable_ids(given)
         what = "a random image" if image else f"token ids {given.tolist()}"
         x = model.embedding(read)
-        _require_close(model, x, model.forward(x), theirs, judge.name, what)
+        _require_close(model, x, model.forward(x), theirs, original.name, what)
 
 
 def require_agreement_at(
-    model: Model, judge: Original, x: Tensor, ours: Tensor, theirs: Callable[[], Tensor], what: str
+    model: Model, original: Original, x: Tensor, ours: Tensor, theirs: Callable[[], Tensor], what: str
 ) -> None:
-    """ModelError unless the judge's outputs, `theirs()`, are those of the IR, `ours`, for the embedded tokens x.
+    """ModelError unless the original's outputs, `theirs()`, are those of the IR, `ours`, for the embedded tokens x.
 
-    A comparison that came out equal is remembered in `judge.agreed` and not made again: radii share their centre.
+    A comparison that came out equal is remembered in `original.agreed` and not made again: radii share their centre.
     `model` in float64.
     """
     key = fingerprint((x, ours))
-    if key not in judge.agreed:
-        _require_close(model, x, ours, theirs(), judge.name, what)
-        judge.agreed.add(key)
+    if key not in original.agreed:
+        _require_close(model, x, ours, theirs(), original.name, what)
+        original.agreed.add(key)
 
 
 def _require_close(model: Model, x: Tensor, ours: Tensor, theirs: Tensor, name: str, what: str) -> None:

@@ -38,7 +38,7 @@ class Finding:
 def falsify(
     model: Model,
     spec: Spec,
-    judge: Original | None,
+    original: Original | None,
     restarts: int = RESTARTS,
     steps: int = STEPS,
     seed: int = 0,
@@ -49,12 +49,12 @@ def falsify(
     found = attack(model, spec, restarts, steps, seed, deadline=deadline)
     if not found.broken:
         return Finding(None, found.lowest)
-    finding = replay(model, spec, judge, found.input)
+    finding = replay(model, spec, original, found.input)
     # What was seen before rounding to float32 was seen: it forbids a proof, even if the rounded input breaks nothing.
     return replace(finding, lowest=min(finding.lowest, found.lowest))
 
 
-def replay(model: Model, spec: Spec, judge: Original | None, raw: Tensor) -> Finding:
+def replay(model: Model, spec: Spec, original: Original | None, raw: Tensor) -> Finding:
     """Whether this input of the set breaks the claim in the IR and, twice, in the model it was made from.
 
     All rows of one group must be below zero in all of them; in float64 by more than what rounding may have done to it.
@@ -70,13 +70,13 @@ def replay(model: Model, spec: Spec, judge: Original | None, raw: Tensor) -> Fin
     ours = float(claim.value(margins))
     if not ours <= 0:
         return Finding(None, ours, f"an input was found whose margin is {ours:.3g} once it is rounded to float32")
-    if judge is None:
+    if original is None:
         return Finding(
             None, ours, f"an input with margin {ours:.3g} was found, but there is no original to replay it in"
         )
     with torch.no_grad():
         rounding = sensitivity(model, margins_of)
-    output = {dtype: output_of(judge, spec.input, raw, dtype) for dtype in (torch.float32, torch.float64)}
+    output = {dtype: output_of(original, spec.input, raw, dtype) for dtype in (torch.float32, torch.float64)}
     theirs = {dtype: claim.margins(y.to(spec.input.anchor.device)) for dtype, y in output.items()}
     narrow, wide = theirs[torch.float32], theirs[torch.float64]
     if not claim.broken((margins < -rounding) & (wide < -rounding) & (narrow < 0)):  # NaN is no counterexample
@@ -84,7 +84,7 @@ def replay(model: Model, spec: Spec, judge: Original | None, raw: Tensor) -> Fin
         seen = f"{float(narrow[k]):.3g} in float32 and {float(wide[k]):.3g} in float64"
         if not claim.broken(margins < -rounding):
             seen = f"{seen}, which rounding may have moved by {float(rounding[k]):.1g}"
-        return Finding(None, ours, f"an input with margin {ours:.3g} was found, but {judge.name} has {seen}")
+        return Finding(None, ours, f"an input with margin {ours:.3g} was found, but {original.name} has {seen}")
     answer = None if spec.label is None else int(output[torch.float64].argmax())
     found = Counterexample(raw.cpu(), answer, float(claim.value(narrow)), float(claim.value(wide)))
     unmoved = torch.equal(raw, spec.input.anchor)
@@ -103,6 +103,6 @@ def representable(box: Box, raw: Tensor) -> Tensor:
     return torch.where(between, near, raw)
 
 
-def output_of(judge: Original, box: Box, raw: Tensor, dtype: torch.dtype) -> Tensor:
+def output_of(original: Original, box: Box, raw: Tensor, dtype: torch.dtype) -> Tensor:
     """(outputs,): what the original answers to a raw input of the set."""
-    return box.embed.outputs_of(judge, raw, dtype)
+    return box.embed.outputs_of(original, raw, dtype)

@@ -27,8 +27,12 @@ MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"  # of confi
 class Spec(ByValue):
     input: Box
     claim: Claim
-    label: int | None  # the label to keep; None where the claim is not about the largest output
     n_outputs: int
+
+    @property
+    def label(self) -> int | None:
+        """The label to keep; None where the claim is not about the largest output."""
+        return self.claim.label
 
     @property
     def radius(self) -> float | None:
@@ -48,7 +52,7 @@ class Spec(ByValue):
         """
         claim = linear_claim(rows, offset, self.n_outputs, groups)
         claim = moved(claim, self.input.anchor.device, torch.float64)
-        return dataclasses.replace(self, claim=claim, label=None)
+        return dataclasses.replace(self, claim=claim)
 
     def shrunk(self, radius: float) -> Spec:
         """The same claim over the ball of a smaller radius."""
@@ -124,7 +128,7 @@ def box_spec(model: Model, box: Box, label: int | None = None, interval: tuple[f
 
 def _spec(model: Model, box: Box, label: int | None, interval: tuple[float, float] | None) -> Spec:
     claim = moved(answer_claim(model, box, label, interval), model.device, torch.float64)
-    return Spec(box, claim, claim.label, model.n_outputs)
+    return Spec(box, claim, model.n_outputs)
 
 
 def outward(anchor: Tensor, radius: float) -> tuple[Tensor, Tensor]:
