@@ -23,18 +23,13 @@ from zonogpt.domains.ellipsoidal import EllipsoidalZonotope
 from zonogpt.domains.interval import Interval
 from zonogpt.domains.structured import StructuredZonotope
 from zonogpt.errors import OptionError
-<<<<<<< HEAD
-from zonogpt.model.ir import Head, ImageEmbedding, LayerNorm, MlpBlock
-from zonogpt.spec.embed import PatchMap, TokenMap
-from zonogpt.spec.inputs import Box
-=======
 from zonogpt.methods.operators.executions import execution_of_block
 from zonogpt.methods.operators.intervals import IntervalOperators
 from zonogpt.methods.operators.network import block_output
 from zonogpt.model.ir import ImageEmbedding
 from zonogpt.model.nodes import Attention, Block, Head, Mlp, Norm
-from zonogpt.spec.inputs import EmbeddingBox, PixelBox
->>>>>>> 9457e35fea771c6dd7982caed9dfb53504f9c069
+from zonogpt.spec.embed import PatchMap, TokenMap
+from zonogpt.spec.inputs import Box
 from zonogpt.support.tensors import map_tensors
 from zonogpt.transforms.attention import fused_attention
 from zonogpt.transforms.decomposed_attention import decomposed_attention

@@ -87,13 +87,8 @@ def _at_the_head(
     functionals = [spec.claim.functionals(head) for spec in specs]
     rows, offset = (torch.stack(part).to(wide) for part in zip(*functionals, strict=True))
     pool = head.read_weights(begin.length)
-<<<<<<< HEAD
-    summands = int((pool > 0).sum())
-    norm = norm_step(head.layer_norm, z, limit).for_the_tape()
-=======
     summands = int((pool != 0).sum())
-    norm = layernorm_step(head.layer_norm, z, limit).for_the_tape()
->>>>>>> 9457e35fea771c6dd7982caed9dfb53504f9c069
+    norm = norm_step(head.layer_norm, z, limit).for_the_tape()
     pooled = torch.einsum("s,bsd->bd", pool[-z.n_tokens :], norm.centre)
     size = torch.einsum("s,bsd->bd", pool[-z.n_tokens :].abs(), norm.centre.abs() + norm.reach)
     lost = torch.zeros_like(offset)

@@ -103,15 +103,9 @@ def pooled(ops: Operators[V], head: Head, x: V, n_tokens: int) -> V:
 
 
 def claim(ops: Operators[V], head: Head, pool: V, rows: Tensor, offset: Tensor, size: Tensor) -> V:
-<<<<<<< HEAD
     """Rows (K, d) and offset (K,), a claim's functionals, of what was pooled: (1, d) -> (1, K); `size` (K, d): the
     rows'."""
-    # The pool's weights add up to 1: beta goes through.
-    return scaled_dense(ops, pool, head.layer_norm, rows.T, offset, size.T)
-=======
-    """Rows (K, d) and offset (K,), from Claim.fold, of what was pooled: (1, d) -> (1, K); `size` (K, d): the rows'."""
     return scaled_dense(ops, pool, head.layer_norm, rows.T, offset, size.T, head.read)
->>>>>>> 9457e35fea771c6dd7982caed9dfb53504f9c069
 
 
 def normalised(ops: Operators[V], norm: Norm, x: V) -> V:
