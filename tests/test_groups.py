@@ -13,7 +13,7 @@ from zonogpt.errors import CertificateError, SpecError
 from zonogpt.methods import METHODS
 from zonogpt.search.falsify import falsify, replay
 from zonogpt.spec.claims import linear_claim, margin_claim
-from zonogpt.verification.run import judge
+from zonogpt.verification.verdict import judge
 
 MODEL, TEXTS = zonogpt.load(image_model()), zonogpt.load(text_classifier())
 IMAGE = torch.rand(6, 4, generator=generator(5), dtype=torch.float64)

@@ -16,10 +16,12 @@ from zonogpt.cli.inspection import PROCESS_BYTES
 from zonogpt.domains.structured import generator_limit
 from zonogpt.errors import OptionError
 from zonogpt.methods import METHODS, plan
+from zonogpt.methods.method import Numerics
 from zonogpt.methods.plan import Sizes, chunk_bytes, filling_batch, plan_ellipsoidal
 from zonogpt.methods.structured import VARIANTS
 from zonogpt.methods.tape import forward
 from zonogpt.model.ir import Model
+from zonogpt.model.nodes import Shape
 from zonogpt.support.tensors import map_tensors, tensors_in
 from zonogpt.verification.inspection import dense_bytes, structured_bytes
 
@@ -159,7 +161,8 @@ def test_gpt2_takes_no_more_than_is_predicted(tmp_path):
 
 
 def sizes_of(device, n_tokens=20, width=768, moving=1, blocks=4, rows=1):
-    return Sizes(n_tokens, n_tokens, width, 12, 4 * width, blocks, moving * width, width, rows, device)
+    pair = ("attention", Shape(heads=12, inner=width)), ("mlp", Shape(hidden=4 * width))
+    return Sizes(n_tokens, n_tokens, width, pair * (blocks // 2), moving * width, width, rows, device)
 
 
 def test_a_gpu_gets_what_helps_and_no_more():
@@ -179,17 +182,16 @@ def test_batches_stop_where_the_device_is_full(monkeypatch):
     """However much is free: a device that is full with the ellipsoids of 8 such texts gets 8."""
     model = zonogpt.load(language_model())
     specs = [zonogpt.embedding_ball(model, [1 + i, 2, 3, 4], [0], 1e-3) for i in range(12)]
-    assert [len(batch) for batch in METHODS["E"].batches(model, specs, torch.float64, None)] == [12]
+    assert [len(batch) for batch in METHODS["E"].batches(model, specs, Numerics())] == [12]
     monkeypatch.setattr(plan, "FULL", {"cpu": 8 * 4 * 12 * 12 * 8})
-    assert [len(batch) for batch in METHODS["E"].batches(model, specs, torch.float64, None)] == [8, 4]
-    assert [len(batch) for batch in METHODS["E"].batches(model, specs, torch.float64, 1 << 33)] == [8, 4]
+    assert [len(batch) for batch in METHODS["E"].batches(model, specs, Numerics())] == [8, 4]
+    assert [len(batch) for batch in METHODS["E"].batches(model, specs, Numerics(budget_bytes=1 << 33))] == [8, 4]
 
 
 def test_rows_of_the_claim_are_planned_for():
     for name, method in METHODS.items():
         few, many = (
-            method.plan(sizes_of("cpu", n_tokens=4, width=64, rows=rows), torch.float64, None).peak_bytes
-            for rows in (1, 50_000)
+            method.plan(sizes_of("cpu", n_tokens=4, width=64, rows=rows), Numerics()).peak_bytes for rows in (1, 50_000)
         )
         assert many >= few, name
         assert many >= 3 * 50_000 * 64 * 8, name

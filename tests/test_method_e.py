@@ -13,8 +13,8 @@ from plain_e import plain_margins
 from trained import IMAGE_SHAPES, NAMES, instances, pictures, trained
 from zonogpt.domains.finite import require_finite
 from zonogpt.errors import OptionError
-from zonogpt.methods import adjoint, ellipsoidal, tape
-from zonogpt.methods.method import NonFiniteBlockError
+from zonogpt.methods import adjoint, ellipsoidal, tape, walk
+from zonogpt.methods.method import NonFiniteBlockError, Numerics
 from zonogpt.methods.plan import plan_ellipsoidal
 from zonogpt.search.descent import attack
 from zonogpt.support.tensors import moved
@@ -26,7 +26,7 @@ RADII = (1e-4, 1e-3, 4e-3)
 def margins_of(model, spec):
     wide = moved(model, model.device, torch.float64)
     with torch.no_grad():
-        return ellipsoidal.METHOD_E.bound_many(wide, [spec], torch.float64, None, None)[0].margins
+        return ellipsoidal.METHOD_E.bound_many(wide, [spec], Numerics(), None)[0].margins
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -124,9 +124,7 @@ def test_open_rows_are_chosen_for_each_input(monkeypatch):
     monkeypatch.setattr(adjoint, "ROWS", 2)
     alone = [margins_of(model, spec) for spec in specs]
     with torch.no_grad():
-        together = ellipsoidal.METHOD_E.bound_many(
-            moved(model, model.device, torch.float64), specs, torch.float64, None, None
-        )
+        together = ellipsoidal.METHOD_E.bound_many(moved(model, model.device, torch.float64), specs, Numerics(), None)
     for spec, expected, bounds in zip(specs, alone, together, strict=True):
         torch.testing.assert_close(bounds.margins, expected)
         assert (attack(model, spec, restarts=2, steps=8).margins >= bounds.margins - 1e-9).all()
@@ -164,13 +162,13 @@ def test_batches_keep_to_the_budget():
     model = moved(trained("rows"), torch.device("cpu"), torch.float64)
     specs = instances("rows", 1e-3, 7)
     method = ellipsoidal.METHOD_E
-    assert method.batches(model, specs, torch.float64, None) == [list(range(7))]
+    assert method.batches(model, specs, Numerics()) == [list(range(7))]
     one = plan_ellipsoidal(ellipsoidal.sizes(model, specs[0]), 8, 1, 1).peak_bytes
-    assert method.batches(model, specs, torch.float64, one) == [[i] for i in range(7)]
+    assert method.batches(model, specs, Numerics(budget_bytes=one)) == [[i] for i in range(7)]
     with pytest.raises(OptionError, match="method E needs"):
-        method.batches(model, specs, torch.float64, one - 1)
+        method.batches(model, specs, Numerics(budget_bytes=one - 1))
     mixed = [*specs, *(zonogpt.image_ball(model, pictures(1, 7)[0][0], 0.2, norm=2.0),)]
-    assert sorted(len(batch) for batch in method.batches(model, mixed, torch.float64, None)) == [1, 7]
+    assert sorted(len(batch) for batch in method.batches(model, mixed, Numerics())) == [1, 7]
 
 
 PLACES = {  # lengths, and the token that moves
@@ -188,17 +186,23 @@ def sentences_of_many_lengths(model, places="anywhere", norm=math.inf):
     ]
 
 
+def seeing_all_keys(block):
+    if block.kind != "attention":
+        return block
+    return dataclasses.replace(block, branch=dataclasses.replace(block.branch, mask="bidirectional"))
+
+
 @pytest.mark.parametrize("norm", [math.inf, 2.0])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("places", PLACES)
 def test_sentences_of_different_lengths_share_a_batch(places, causal, norm):
     """Padding in front changes no margin, whoever moves, and what is proved together is proved."""
     model = moved(trained("text"), torch.device("cpu"), torch.float64)
-    blocks = [dataclasses.replace(b, causal=causal) if b.kind == "attention" else b for b in model.blocks]
-    model = dataclasses.replace(model, blocks=tuple(blocks))
+    if not causal:
+        model = dataclasses.replace(model, blocks=tuple(seeing_all_keys(block) for block in model.blocks))
     specs = sentences_of_many_lengths(model, places, norm)
     with torch.no_grad():
-        together = ellipsoidal.METHOD_E.bound_many(model, specs, torch.float64, None, None)
+        together = ellipsoidal.METHOD_E.bound_many(model, specs, Numerics(), None)
     for spec, bounds in zip(specs, together, strict=True):
         alone = margins_of(model, spec)
         torch.testing.assert_close(bounds.margins, alone, rtol=1e-7, atol=1e-9)
@@ -221,25 +225,22 @@ def test_which_sentences_share_a_batch(monkeypatch):
     specs = sentences_of_many_lengths(model)[:5]  # 8, 5, 6, 3, 1 tokens, of which 6, 5, 1, 2, 1 move
     lasts = sentences_of_many_lengths(model, "last")[:5]
     batches = ellipsoidal.METHOD_E.batches
-    assert batches(model, specs, torch.float64, None) == [[0], [1], [2], [3], [4]]
-    assert batches(model, lasts, torch.float64, None) == [
+    assert batches(model, specs, Numerics()) == [[0], [1], [2], [3], [4]]
+    assert batches(model, lasts, Numerics()) == [
         [0, 1, 2],
         [3],
         [4],
     ]  # none is padded to more than twice its length
     with monkeypatch.context() as patch:
         patch.setattr(ellipsoidal, "SHORT", 5)
-        assert batches(model, lasts, torch.float64, None) == [[0], [1], [2], [3], [4]]
+        assert batches(model, lasts, Numerics()) == [[0], [1], [2], [3], [4]]
     monkeypatch.setattr(ellipsoidal, "LEAST_MOVING", {"cpu": 0.5})
-    assert batches(model, specs, torch.float64, None) == [[0, 1], [2], [3], [4]]
+    assert batches(model, specs, Numerics()) == [[0, 1], [2], [3], [4]]
     one = plan_ellipsoidal(ellipsoidal.sizes(model, specs[0]), 8, 1, 1).peak_bytes
-    assert batches(model, specs[:2], torch.float64, one) == [[0], [1]]
+    assert batches(model, specs[:2], Numerics(budget_bytes=one)) == [[0], [1]]
     two = zonogpt.embedding_ball(model, [1, 2, 3], [0, 1], 1e-3)
-    assert sorted(map(len, batches(model, [specs[3], two], torch.float64, None))) == [1, 1]  # twice as many symbols
-    assert (
-        len(batches(model, [specs[3], specs[3].with_claim([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0])], torch.float64, None))
-        == 2
-    )
+    assert sorted(map(len, batches(model, [specs[3], two], Numerics()))) == [1, 1]  # twice as many symbols
+    assert len(batches(model, [specs[3], specs[3].with_claim([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0])], Numerics())) == 2
 
 
 def test_unknown_names_the_block_and_a_radius_that_holds():
@@ -270,16 +271,16 @@ def test_bounds_level_off_instead_of_exploding():
 def test_nan_ends_as_unknown_with_its_place(monkeypatch):
     model, spec = trained("rows"), instances("rows", 1e-3, 1)[0]
 
-    def broken(block, z, limit, arithmetic):
+    def broken(block, z, at):
         require_finite("GELU input", torch.tensor(math.nan))
 
-    monkeypatch.setattr(tape, "mlp_step", broken)
+    monkeypatch.setitem(walk.STEPS, "mlp", broken)
     result = zonogpt.verify(model, spec, hint=False)
     assert result.status == "unknown"
     assert "block 2 (mlp), step 'GELU input'" in result.reason
     wide = moved(model, model.device, torch.float64)
     with pytest.raises(NonFiniteBlockError):
-        ellipsoidal.METHOD_E.bound_many(wide, [spec], torch.float64, None, None)
+        ellipsoidal.METHOD_E.bound_many(wide, [spec], Numerics(), None)
 
 
 def test_ledger_adds_up_to_the_margin():
@@ -287,7 +288,7 @@ def test_ledger_adds_up_to_the_margin():
     spec = instances("rows deep", 2e-3, 1)[0]
     with torch.no_grad():
         passed = tape.forward(model, [spec], torch.float64, LIMIT, None)
-    bounds = ellipsoidal.METHOD_E.bound_many(model, [spec], torch.float64, None, None)[0]
+    bounds = ellipsoidal.METHOD_E.bound_many(model, [spec], Numerics(), None)[0]
     taken = sum(entry.width for entry in bounds.ledger.entries)
     assert math.isclose(float((passed.value[0] - bounds.margins).mean()), taken, rel_tol=1e-9)
     rounded = sum(entry.width for entry in bounds.ledger.entries if entry.step == "rounding")

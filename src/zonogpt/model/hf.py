@@ -220,8 +220,9 @@ def _layer(weights: Weights, config: Any, layer: int) -> tuple[Block[Attention],
     at, d = f"transformer.h.{layer}", config.n_embd
     hidden = config.n_inner if config.n_inner is not None else 4 * d
     norms = [_norm(weights, f"{at}.ln_{k}", config) for k in (1, 2)]
-    w_q, w_k, w_v = (x.contiguous() for x in weights.take(f"{at}.attn.c_attn.weight", d, 3 * d).chunk(3, dim=-1))
-    b_q, b_k, b_v = (x.contiguous() for x in weights.take(f"{at}.attn.c_attn.bias", 3 * d).chunk(3))
+    together = weights.take(f"{at}.attn.c_attn.weight", d, 3 * d), weights.take(f"{at}.attn.c_attn.bias", 3 * d)
+    # Slices, not chunk's views: those may not outlive a step of training, which changes the weights in place.
+    (w_q, b_q), (w_k, b_k), (w_v, b_v) = (tuple(x[..., k * d : (k + 1) * d] for x in together) for k in range(3))
     w_o = weights.take(f"{at}.attn.c_proj.weight", d, d)
     b_o = weights.take(f"{at}.attn.c_proj.bias", d)
     mlp = Mlp(
