@@ -32,15 +32,15 @@ from zonogpt.domains.structured import StructuredZonotope
 from zonogpt.methods import METHODS
 from zonogpt.methods.method import Numerics
 from zonogpt.support.tensors import map_tensors
-from zonogpt.transforms.attention import fused_attention
-from zonogpt.transforms.decomposed_attention import decomposed_attention
 from zonogpt.transforms.ellipsoidal.attention import attend
 from zonogpt.transforms.ellipsoidal.layernorm import layernorm_step
 from zonogpt.transforms.ellipsoidal.mlp import mlp_step
 from zonogpt.transforms.ellipsoidal.sources import sources
-from zonogpt.transforms.mlp import fused_mlp, sequential_mlp
 from zonogpt.transforms.prefix import Prefix
 from zonogpt.transforms.queries import Queries
+from zonogpt.transforms.structured.attention import fused_attention
+from zonogpt.transforms.structured.decomposed_attention import decomposed_attention
+from zonogpt.transforms.structured.mlp import fused_mlp, sequential_mlp
 
 LIMIT = 1 << 30
 # What is held in which type: everything, or the tangents alone.

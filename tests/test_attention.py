@@ -10,16 +10,16 @@ from chunked import smallest_chunks
 from containment import Noise, assert_bounded, assert_symbolic_containment, point
 from zonogpt.domains.structured import StructuredZonotope
 from zonogpt.model.nodes import dense
-from zonogpt.transforms.attention import (
+from zonogpt.transforms.structured.attention import (
     attention_bounds,
     fused_attention,
     recentred_generators,
     rounding_of,
     weighted_median,
 )
-from zonogpt.transforms.attention_point import attention_point
-from zonogpt.transforms.decomposed_attention import decomposed_attention, operator_radii
-from zonogpt.transforms.layernorm import layernorm_bounds
+from zonogpt.transforms.structured.attention_point import attention_point
+from zonogpt.transforms.structured.decomposed_attention import decomposed_attention, operator_radii
+from zonogpt.transforms.structured.layernorm import layernorm_bounds
 
 RADII = [1e-4, 1e-2, 0.1, 0.5, 3.0]
 # A mask, a width of all heads together that is not the tokens', and nothing that is added.

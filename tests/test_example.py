@@ -4,7 +4,7 @@ import torch
 
 from zonogpt.domains.structured import from_promoted
 from zonogpt.methods.structured import VARIANTS
-from zonogpt.transforms.layernorm import layernorm_bounds, taylor_remainder
+from zonogpt.transforms.structured.layernorm import layernorm_bounds, taylor_remainder
 from zonogpt_apps.demo import worked_example as ex
 
 

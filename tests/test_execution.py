@@ -31,8 +31,6 @@ from zonogpt.model.nodes import Attention, Block, Head, Mlp, Norm
 from zonogpt.spec.embed import PatchMap, TokenMap
 from zonogpt.spec.inputs import Box
 from zonogpt.support.tensors import map_tensors
-from zonogpt.transforms.attention import fused_attention
-from zonogpt.transforms.decomposed_attention import decomposed_attention
 from zonogpt.transforms.ellipsoidal.attention import attend
 from zonogpt.transforms.ellipsoidal.mlp import mlp_step
 from zonogpt.transforms.ellipsoidal.sources import sources
@@ -45,9 +43,11 @@ from zonogpt.transforms.execution import (
     norm_error,
     output_error,
 )
-from zonogpt.transforms.mlp import fused_mlp, sequential_mlp
 from zonogpt.transforms.prefix import Prefix
 from zonogpt.transforms.queries import Queries
+from zonogpt.transforms.structured.attention import fused_attention
+from zonogpt.transforms.structured.decomposed_attention import decomposed_attention
+from zonogpt.transforms.structured.mlp import fused_mlp, sequential_mlp
 
 F32 = np.float32
 LIMIT = 1 << 30

@@ -8,9 +8,9 @@ import torch
 from builders import attention_block, generator, mlp_block, zonotope
 from containment import assert_symbolic_containment
 from zonogpt.domains.structured import NEGLIGIBLE, convert, settled
-from zonogpt.transforms.attention import fused_attention
-from zonogpt.transforms.decomposed_attention import decomposed_attention
-from zonogpt.transforms.mlp import fused_mlp, sequential_mlp
+from zonogpt.transforms.structured.attention import fused_attention
+from zonogpt.transforms.structured.decomposed_attention import decomposed_attention
+from zonogpt.transforms.structured.mlp import fused_mlp, sequential_mlp
 
 
 @pytest.mark.parametrize("name", ["fused", "decomposed", "sequential mlp", "fused mlp"])

@@ -10,7 +10,7 @@ from chunked import smallest_chunks
 from containment import assert_bounded, assert_symbolic_containment, point
 from zonogpt.domains.structured import StructuredZonotope, from_promoted
 from zonogpt.model.nodes import Norm
-from zonogpt.transforms.layernorm import layernorm_bounds, layernorm_range, rho_remainders, taylor_remainder
+from zonogpt.transforms.structured.layernorm import layernorm_bounds, layernorm_range, rho_remainders, taylor_remainder
 
 
 def centred(x):

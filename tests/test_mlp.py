@@ -8,8 +8,8 @@ from chunked import smallest_chunks
 from containment import assert_bounded, assert_symbolic_containment, point
 from zonogpt.domains.structured import StructuredZonotope
 from zonogpt.transforms.gelu import N_PIECES, curvature_bound, gelu_slope
-from zonogpt.transforms.layernorm import layernorm_bounds
-from zonogpt.transforms.mlp import fused_mlp, preactivation_radius, sequential_mlp
+from zonogpt.transforms.structured.layernorm import layernorm_bounds
+from zonogpt.transforms.structured.mlp import fused_mlp, preactivation_radius, sequential_mlp
 
 BOTH = pytest.mark.parametrize("transform", [sequential_mlp, fused_mlp])
 

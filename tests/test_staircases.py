@@ -21,9 +21,9 @@ from zonogpt.methods.method import Numerics
 from zonogpt.methods.start import start
 from zonogpt.model.ir import ImageEmbedding
 from zonogpt.model.nodes import Attention, Block, Mlp, Norm
-from zonogpt.transforms.attention import fused_attention
-from zonogpt.transforms.decomposed_attention import decomposed_attention
-from zonogpt.transforms.mlp import fused_mlp, sequential_mlp
+from zonogpt.transforms.structured.attention import fused_attention
+from zonogpt.transforms.structured.decomposed_attention import decomposed_attention
+from zonogpt.transforms.structured.mlp import fused_mlp, sequential_mlp
 
 K = 128
 UNIT = 2.0**-24

@@ -31,12 +31,12 @@ from zonogpt.model.ir import Model
 from zonogpt.model.nodes import Node
 from zonogpt.spec.inputs import centre_and_radius
 from zonogpt.spec.spec import Spec
-from zonogpt.transforms.attention import fused_attention
-from zonogpt.transforms.decomposed_attention import decomposed_attention
 from zonogpt.transforms.execution import embedding_rounding
-from zonogpt.transforms.head import claim_lower_bounds
-from zonogpt.transforms.mlp import fused_mlp, sequential_mlp
-from zonogpt.transforms.widths import Widths
+from zonogpt.transforms.structured.attention import fused_attention
+from zonogpt.transforms.structured.decomposed_attention import decomposed_attention
+from zonogpt.transforms.structured.head import claim_lower_bounds
+from zonogpt.transforms.structured.mlp import fused_mlp, sequential_mlp
+from zonogpt.transforms.structured.widths import Widths
 
 
 @dataclass(frozen=True)

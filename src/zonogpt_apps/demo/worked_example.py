@@ -22,11 +22,11 @@ from zonogpt.methods.operators.network import block_output, normalised, projecte
 from zonogpt.methods.operators.zonotopes import DenseZonotope, ZonotopeOperators
 from zonogpt.methods.structured import VARIANTS
 from zonogpt.model.nodes import Attention, Block, Norm, dense
-from zonogpt.transforms.attention import attention_bounds
 from zonogpt.transforms.ellipsoidal.attention import attend
 from zonogpt.transforms.ellipsoidal.sources import sources
 from zonogpt.transforms.prefix import Prefix
 from zonogpt.transforms.queries import Queries
+from zonogpt.transforms.structured.attention import attention_bounds
 
 RADIUS = 0.02
 PAPER_FUSED, PAPER_DEEPZ = (0.11, 0.69), (-1.24, 1.98)

@@ -13,7 +13,7 @@ from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.nodes import Head, size_of
 from zonogpt.spec.claims import Claim
 from zonogpt.transforms.execution import output_error
-from zonogpt.transforms.layernorm import layernorm_bounds
+from zonogpt.transforms.structured.layernorm import layernorm_bounds
 
 
 def claim_lower_bounds(

@@ -21,18 +21,18 @@ from zonogpt.domains.structured import StructuredZonotope, abs_sum
 from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.nodes import Attention, Block
 from zonogpt.support.tensors import moved
-from zonogpt.transforms.attention import branch_rounding, rounding_of, tangent_rounding
-from zonogpt.transforms.attention_point import (
+from zonogpt.transforms.attention_rounding import AttentionRounding
+from zonogpt.transforms.softmax import SoftmaxBounds, softmax_bounds
+from zonogpt.transforms.structured.attention import branch_rounding, rounding_of, tangent_rounding
+from zonogpt.transforms.structured.attention_point import (
     AttentionPoint,
     attention_point,
     local_tangents,
     shared_images,
     shared_tangents,
 )
-from zonogpt.transforms.attention_rounding import AttentionRounding
-from zonogpt.transforms.layernorm import LayerNormBounds, layernorm_bounds
-from zonogpt.transforms.softmax import SoftmaxBounds, softmax_bounds
-from zonogpt.transforms.widths import Widths
+from zonogpt.transforms.structured.layernorm import LayerNormBounds, layernorm_bounds
+from zonogpt.transforms.structured.widths import Widths
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from zonogpt.domains.structured import StructuredZonotope, abs_sum
 from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.nodes import Block, Mlp, dense
 from zonogpt.transforms.activations import bounds_of
-from zonogpt.transforms.layernorm import LayerNormBounds, layernorm_bounds
-from zonogpt.transforms.mlp_rounding import HiddenRounding, Value, executed, hidden_rounding, output_rounding
-from zonogpt.transforms.widths import Widths
+from zonogpt.transforms.structured.layernorm import LayerNormBounds, layernorm_bounds
+from zonogpt.transforms.structured.mlp_rounding import HiddenRounding, Value, executed, hidden_rounding, output_rounding
+from zonogpt.transforms.structured.widths import Widths
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,17 @@ from zonogpt.domains.structured import StructuredZonotope, abs_sum
 from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.nodes import Attention, Block
 from zonogpt.support.tensors import moved
-from zonogpt.transforms.attention_point import (
+from zonogpt.transforms.attention_rounding import (
+    AttentionRounding,
+    NormSizes,
+    attention_rounding,
+    head_rounding,
+    output_rounding,
+)
+from zonogpt.transforms.execution import AttentionSizes, attention_error
+from zonogpt.transforms.prefix import Prefix
+from zonogpt.transforms.softmax import SoftmaxBounds, softmax_bounds
+from zonogpt.transforms.structured.attention_point import (
     AttentionPoint,
     attention_point,
     cross_images,
@@ -35,18 +45,8 @@ from zonogpt.transforms.attention_point import (
     shared_tangents,
     value_images,
 )
-from zonogpt.transforms.attention_rounding import (
-    AttentionRounding,
-    NormSizes,
-    attention_rounding,
-    head_rounding,
-    output_rounding,
-)
-from zonogpt.transforms.execution import AttentionSizes, attention_error
-from zonogpt.transforms.layernorm import LayerNormBounds, layernorm_bounds
-from zonogpt.transforms.prefix import Prefix
-from zonogpt.transforms.softmax import SoftmaxBounds, softmax_bounds
-from zonogpt.transforms.widths import Widths
+from zonogpt.transforms.structured.layernorm import LayerNormBounds, layernorm_bounds
+from zonogpt.transforms.structured.widths import Widths
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.structured import StructuredZonotope
 from zonogpt.model.nodes import Mlp, size_of
 from zonogpt.transforms.execution import mlp_error
-from zonogpt.transforms.layernorm import LayerNormBounds
+from zonogpt.transforms.structured.layernorm import LayerNormBounds
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.structured import StructuredZonotope
 from zonogpt.model.nodes import Norm
 from zonogpt.transforms.execution import norm_error
-from zonogpt.transforms.layernorm_rounding import Output, Radii, output_rounding, outward
 from zonogpt.transforms.norm_point import NormPoint, norm_point, units
+from zonogpt.transforms.structured.layernorm_rounding import Output, Radii, output_rounding, outward
 
 
 @dataclass(frozen=True)
