@@ -50,7 +50,7 @@ def seeded():
     torch.manual_seed(0)  # modules initialise from the global generator
 
 
-def shaken(module):
+def randomised(module):
     """In float64, with every parameter moved at random: no bias is zero and no norm trivial."""
     module = module.double().eval().requires_grad_(False)
     for parameter in module.parameters():
@@ -108,18 +108,18 @@ def turns(embedding):
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_layer_norm(bias):
-    theirs = shaken(nn.LayerNorm(D, eps=0.1, bias=bias))
+    theirs = randomised(nn.LayerNorm(D, eps=0.1, bias=bias))
     ours = norm_of(theirs)
     assert (ours.kind, ours.beta is None) == ("LayerNorm", not bias)
     agree(ours, theirs)
 
 
 def test_rms_norm():
-    theirs = shaken(nn.RMSNorm(D, eps=0.1))
+    theirs = randomised(nn.RMSNorm(D, eps=0.1))
     ours = norm_of(theirs)
     assert ours.kind == "RMSNorm"
     agree(ours, theirs)
-    rounding = shaken(llama.LlamaRMSNorm(D, eps=0.1))  # in float32 inside, whatever its weights are
+    rounding = randomised(llama.LlamaRMSNorm(D, eps=0.1))  # in float32 inside, whatever its weights are
     agree(replace(ours, gamma=rounding.weight), rounding, tolerance=1e-6)
     beta = torch.randn(D, dtype=torch.float64)  # no module has one, but the formula does
     agree(replace(ours, beta=beta), lambda x: theirs(x) + beta)
@@ -128,7 +128,7 @@ def test_rms_norm():
 @pytest.mark.parametrize("bias", [True, False])
 def test_layer_norm_without_variance(bias):
     """No module of torch is one: what LayerNorm gives, times the deviation it divides by."""
-    theirs = shaken(nn.LayerNorm(D, eps=0.1, bias=bias))
+    theirs = randomised(nn.LayerNorm(D, eps=0.1, bias=bias))
     ours = replace(norm_of(theirs), scaled=False)
     assert ours.kind == "LayerNorm without variance"
 
@@ -141,7 +141,7 @@ def test_layer_norm_without_variance(bias):
 
 
 def test_affine_norm_is_a_folded_batch_norm():
-    theirs = shaken(nn.BatchNorm1d(D, eps=0.1))
+    theirs = randomised(nn.BatchNorm1d(D, eps=0.1))
     theirs.running_mean.normal_()
     theirs.running_var.uniform_(0.5, 2.0)
     gain = theirs.weight / (theirs.running_var + theirs.eps).sqrt()
@@ -210,7 +210,7 @@ def llama_attention(layer, rotation):
 
 
 def test_attention_of_gpt2():
-    theirs = shaken(gpt2.GPT2Attention(GPT2))
+    theirs = randomised(gpt2.GPT2Attention(GPT2))
     ours = gpt2_attention(theirs)
     assert ours.kind == "attention"
     assert ours.shape == Shape(heads=HEADS, inner=D, causal=True)
@@ -218,7 +218,7 @@ def test_attention_of_gpt2():
 
 
 def test_attention_of_bert():
-    theirs = shaken(bert.BertAttention(BERT))
+    theirs = randomised(bert.BertAttention(BERT))
     ours = bert_attention(theirs)
     assert not ours.shape.causal
     agree(ours, lambda x: theirs.output.dense(theirs.self(x)[0]))
@@ -226,7 +226,7 @@ def test_attention_of_bert():
 
 @pytest.mark.parametrize("qkv_bias", [True, False])
 def test_attention_of_vit(qkv_bias):
-    theirs = shaken(vit.ViTAttention(ViTConfig(**SIZES, qkv_bias=qkv_bias)))
+    theirs = randomised(vit.ViTAttention(ViTConfig(**SIZES, qkv_bias=qkv_bias)))
     ours = vit_attention(theirs)
     assert [b is None for b in (ours.b_q, ours.b_k, ours.b_v, ours.b_o)] == [not qkv_bias] * 3 + [False]
     agree(ours, lambda x: theirs(x)[0])
@@ -238,7 +238,7 @@ def test_attention_of_vit(qkv_bias):
 def test_attention_of_llama(heads, kv_heads, head_dim, rotary, bias):
     sizes = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
     cfg = llama_config(**sizes, attention_bias=bias)
-    theirs = shaken(llama.LlamaAttention(cfg, layer_idx=0))
+    theirs = randomised(llama.LlamaAttention(cfg, layer_idx=0))
     (cos, sin), rotation = turns(llama.LlamaRotaryEmbedding(cfg))
     if not rotary:  # angles of 0
         cos, sin, rotation = torch.ones_like(cos), torch.zeros_like(sin), None
@@ -253,7 +253,7 @@ def test_attention_of_llama(heads, kv_heads, head_dim, rotary, bias):
     ("mask", "create"), [("causal", create_causal_mask), ("bidirectional", create_bidirectional_mask)]
 )
 def test_visible(mask, create):
-    layer = shaken(gpt2.GPT2Attention(GPT2))
+    layer = randomised(gpt2.GPT2Attention(GPT2))
     ours = replace(gpt2_attention(layer), mask=mask)
     padding = torch.tensor([0, 2, 4])
     real = torch.arange(S) >= padding[:, None]
@@ -274,7 +274,7 @@ def test_visible(mask, create):
 
 @each_row
 def test_mlp(name, activation):
-    theirs = shaken(gpt2.GPT2MLP(HIDDEN, config(activation_function=name)))
+    theirs = randomised(gpt2.GPT2MLP(HIDDEN, config(activation_function=name)))
     ours = mlp_of(theirs.c_fc, theirs.c_proj, activation)
     assert ours.shape == Shape(hidden=HIDDEN, activations=(activation,))
     agree(ours, theirs)
@@ -286,14 +286,14 @@ def test_mlp(name, activation):
 
 @each_row
 def test_gated(name, activation):
-    theirs = shaken(llama.LlamaMLP(llama_config(hidden_act=name)))
+    theirs = randomised(llama.LlamaMLP(llama_config(hidden_act=name)))
     ours = gated_of(theirs, activation)
     assert ours.shape == Shape(hidden=HIDDEN, activations=(activation,))
     agree(ours, theirs)
 
 
 def test_dense_of_a_pooler():
-    theirs = shaken(bert.BertPooler(BERT))
+    theirs = randomised(bert.BertPooler(BERT))
     ours = Dense(*dense_of(theirs.dense), TANH)
     assert ours.shape == Shape(activations=(TANH,))
     x = tokens()
@@ -301,7 +301,7 @@ def test_dense_of_a_pooler():
 
 
 def test_dense_and_norm_of_a_masked_language_model():
-    theirs = shaken(bert.BertLMPredictionHead(BERT))
+    theirs = randomised(bert.BertLMPredictionHead(BERT))
     transform = theirs.transform
     dense, norm = Dense(*dense_of(transform.dense), GELU_ERF), norm_of(transform.LayerNorm)
     agree(lambda x: norm(dense(x)), transform)
@@ -311,7 +311,7 @@ def test_dense_and_norm_of_a_masked_language_model():
 
 
 def test_dense_without_bias():
-    theirs = shaken(nn.Linear(D, 7, bias=False))
+    theirs = randomised(nn.Linear(D, 7, bias=False))
     agree(Dense(*dense_of(theirs)), theirs)
 
 
@@ -319,7 +319,7 @@ def test_dense_without_bias():
 
 
 def test_parallel_branches_of_phi():
-    theirs = shaken(phi.PhiDecoderLayer(PHI, layer_idx=0))
+    theirs = randomised(phi.PhiDecoderLayer(PHI, layer_idx=0))
     at, rotation = turns(phi.PhiRotaryEmbedding(PHI))
     maps = theirs.self_attn.q_proj, theirs.self_attn.k_proj, theirs.self_attn.v_proj, theirs.self_attn.dense
     attention = attention_of(theirs.self_attn, *maps, rotation=rotation)
@@ -332,7 +332,7 @@ def test_parallel_branches_of_phi():
 
 
 def test_blocks_of_gpt2():
-    theirs = shaken(gpt2.GPT2Block(GPT2))
+    theirs = randomised(gpt2.GPT2Block(GPT2))
     attention = Block(norm_of(theirs.ln_1), gpt2_attention(theirs.attn))
     mlp = Block(norm_of(theirs.ln_2), mlp_of(theirs.mlp.c_fc, theirs.mlp.c_proj, GELU_TANH))
     assert (attention.kind, mlp.kind) == ("attention", "mlp")
@@ -340,7 +340,7 @@ def test_blocks_of_gpt2():
 
 
 def test_blocks_of_vit():
-    theirs = shaken(vit.ViTLayer(VIT))
+    theirs = randomised(vit.ViTLayer(VIT))
     attention = Block(norm_of(theirs.layernorm_before), vit_attention(theirs.attention))
     mlp = Block(norm_of(theirs.layernorm_after), mlp_of(theirs.mlp.fc1, theirs.mlp.fc2, GELU_ERF))
     agree(lambda x: mlp(attention(x)), theirs)
@@ -351,7 +351,7 @@ def test_blocks_of_llama():
     theirs = llama.LlamaDecoderLayer(cfg, layer_idx=0)
     # Its own norms would be float32 inside.
     theirs.input_layernorm, theirs.post_attention_layernorm = nn.RMSNorm(D, 0.1), nn.RMSNorm(D, 0.1)
-    theirs = shaken(theirs)
+    theirs = randomised(theirs)
     at, rotation = turns(llama.LlamaRotaryEmbedding(cfg))
     attention = Block(norm_of(theirs.input_layernorm), llama_attention(theirs.self_attn, rotation))
     mlp = Block(norm_of(theirs.post_attention_layernorm), gated_of(theirs.mlp, SILU))
@@ -360,7 +360,7 @@ def test_blocks_of_llama():
 
 
 def test_post_norm_blocks_of_bert():
-    theirs = shaken(bert.BertLayer(BERT))
+    theirs = randomised(bert.BertLayer(BERT))
     attention = Block(norm_of(theirs.attention.output.LayerNorm), bert_attention(theirs.attention), norm_first=False)
     mlp = mlp_of(theirs.intermediate.dense, theirs.output.dense, GELU_ERF)
     mlp = Block(norm_of(theirs.output.LayerNorm), mlp, norm_first=False)
@@ -374,8 +374,8 @@ def test_post_norm_blocks_of_bert():
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("read", ["last", "mean", "first"])
 def test_head(read, normed):
-    summary = shaken(gpt2.GPT2SequenceSummary(config(summary_type=read)))
-    norm = shaken(nn.LayerNorm(D, eps=0.1)) if normed else nn.Identity()
+    summary = randomised(gpt2.GPT2SequenceSummary(config(summary_type=read)))
+    norm = randomised(nn.LayerNorm(D, eps=0.1)) if normed else nn.Identity()
     ours = Head(norm_of(norm) if normed else None, read, *dense_of(summary.summary))
     assert (ours.reading, ours.reads_last) == (read, read == "last")
     agree(ours, lambda x: summary(norm(x)))
@@ -387,7 +387,7 @@ def test_head(read, normed):
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 def test_head_that_reads_given_weights(bias, normed):
-    score, norm = shaken(nn.Linear(D, 3, bias=bias)), shaken(nn.LayerNorm(D)) if normed else nn.Identity()
+    score, norm = randomised(nn.Linear(D, 3, bias=bias)), randomised(nn.LayerNorm(D)) if normed else nn.Identity()
     weights = torch.randn(S, dtype=torch.float64)
     ours = Head(norm_of(norm) if normed else None, weights, *dense_of(score))
     assert (ours.reading, ours.reads_last) == ("weights", False)

@@ -50,8 +50,8 @@ def prepared(name: str, args: argparse.Namespace) -> Callable[[], Any]:
     if kind == "text":
         model, specs = text()
         return lambda: zonogpt.verify_many(model, specs, device=args.device)
-    model, specs = benchmark_texts(args.trained, args.instances, args.device)
-    return lambda: zonogpt.verify_many(model, specs)
+    model, specs = benchmark_texts(args.trained, args.instances)
+    return lambda: zonogpt.verify_many(model, specs, device=args.device)
 
 
 def image(width: int, depth: int, heads: int) -> tuple[Any, Any]:
@@ -80,16 +80,12 @@ def text() -> tuple[Any, list[Any]]:
     return model, [zonogpt.embedding_ball(model, list(range(1, 21)), [9], radius) for radius in (1e-5, 1e-4)]
 
 
-def benchmark_texts(trained: Path, instances: Path, device: str) -> tuple[Any, list[Any]]:
-    import torch
-
+def benchmark_texts(trained: Path, instances: Path) -> tuple[Any, list[Any]]:
     import zonogpt
-    from zonogpt.support.tensors import moved
 
     rows = [json.loads(line) for line in (instances / "instances.jsonl").read_text().splitlines()]
     rows = [row for row in rows if (row["task"], row["size"], row["blocks"]) == ("sst", "small", 2)]
     model = zonogpt.load(trained / "sst-small-2")
-    model = moved(model, torch.device(device), model.dtype)
     inputs = {row["input"]: json.loads((instances / row["input"]).read_text())["ids"] for row in rows}
     return model, [
         zonogpt.embedding_ball(model, inputs[row["input"]], row["positions"], row["radius"], row["label"])
