@@ -16,8 +16,9 @@ RELAXED = {"clamp", "clamp_min", "clamp_max", "masked_fill", "nan_to_num"}  # me
 OUTWARD = {"up", "symmetrised", "widened", "rounded_out", "nextafter", "length"}  # functions: the first argument
 WIDTHS = {"gamma", "gammas", "least"}  # what rounding takes at most; their arguments count operations
 LAYOUT = {  # what these are given are numbers of entries
-    "view", "reshape", "expand", "arange", "zeros", "ones", "new_zeros", "new_ones", "range", "split", "chunk", "chunks",
-    "unflatten", "eye", "narrow", "repeat_interleave", "permute", "transpose", "unsqueeze", "squeeze", "empty", "full",
+    "view", "reshape", "expand", "arange", "zeros", "ones", "new_zeros", "new_ones", "range", "split", "chunk",
+    "chunks", "unflatten", "eye", "narrow", "repeat_interleave", "permute", "transpose", "unsqueeze", "squeeze",
+    "empty", "full",
 }  # fmt: skip
 ENDS = {"lower": "upper", "low": "high", "least": "most", "a_min": "a_max", "A": "B", "convex": "concave"}
 ENDS |= {there: here for here, there in ENDS.items()}
@@ -124,6 +125,8 @@ def changes(node: Part, text: Callable[[Part], str]) -> Iterator[tuple[str, Part
             yield "guard", test, "False"
         case ast.Compare(left, [op], [right]) if type(op) in LOOSER:
             yield "guard", node, f"{text(left)} {LOOSER[type(op)]} {text(right)}"
+        case ast.For(_, over):
+            yield "chunk", over, f"[*({text(over)})][:-1]"
         case ast.BoolOp(values=values):
             yield from (("guard", node, text(value)) for value in values)
         case ast.IfExp(_, body, orelse):
@@ -137,9 +140,7 @@ def changes(node: Part, text: Callable[[Part], str]) -> Iterator[tuple[str, Part
     yield from (("factor", term, f"0 * ({text(term)})") for term in terms(node))
 
 
-def call_changes(
-    node: ast.Call, args: list[ast.expr], text: Callable[[Part], str]
-) -> Iterator[tuple[str, Part, str]]:
+def call_changes(node: ast.Call, args: list[ast.expr], text: Callable[[Part], str]) -> Iterator[tuple[str, Part, str]]:
     name = called(node)
     if name in CHOICES and len(args) > 1:
         taken = args[1:] if name == "where" else args
@@ -155,15 +156,16 @@ def call_changes(
 
 
 def terms(node: Part) -> Iterator[ast.expr]:
-    """What a name, an argument, a key or a return hands on, where it is computed there."""
+    """What an assignment, an argument, a display or a return hands on, where it is computed there."""
     computed = (ast.Call, ast.BinOp)
     match node:
         case ast.Return(value) | ast.Assign(value=value) if isinstance(value, computed):
             yield value
-        case ast.Call(args=args, keywords=keywords) if called(node)[:1].isupper():  # a set, a step
-            yield from (a for a in [*args, *(k.value for k in keywords)] if isinstance(a, (*computed, ast.Name)))
-        case ast.Dict(values=values) | ast.List(elts=values):
-            yield from (value for value in values if isinstance(value, (*computed, ast.Name)))
+        case ast.Call(args=args, keywords=keywords) if called(node) not in LAYOUT | WIDTHS | OUTWARD:
+            kept = (*computed, ast.Name) if called(node)[:1].isupper() else computed  # all of a set, of a step
+            yield from (a for a in [*args, *(k.value for k in keywords)] if isinstance(a, kept))
+        case ast.Dict(values=values) | ast.List(elts=values) | ast.Tuple(elts=values, ctx=ast.Load()):
+            yield from (value for value in values if isinstance(value, (*computed, ast.Name, ast.Subscript)))
 
 
 def chunk_changes(node: Part) -> Iterator[tuple[str, Part, str]]:
