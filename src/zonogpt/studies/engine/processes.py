@@ -22,6 +22,7 @@ import torch
 
 from zonogpt.studies.engine.hands import Done, Event, Hands, Lost
 from zonogpt.studies.engine.job import J, R, Task
+from zonogpt.studies.engine.messages import receive, send
 
 MODULE = "zonogpt.studies.engine.worker"
 
@@ -71,7 +72,7 @@ class Processes(Generic[J, R]):
             self.workers.append(worker)
         worker.number = number
         with contextlib.suppress(OSError):  # it has died: `wait` will see that
-            worker.pipe.send((number, job))
+            send(worker.pipe, (number, job))
 
     def wait(self) -> Sequence[Event[R]]:
         busy = [worker for worker in self.workers if worker.number is not None]
@@ -81,7 +82,7 @@ class Processes(Generic[J, R]):
     def _event(self, worker: Worker) -> Event[R]:
         assert worker.number is not None
         try:
-            event: Event[R] = worker.pipe.recv()
+            event: Event[R] = receive(worker.pipe)
         except (EOFError, OSError):
             self.workers.remove(worker)
             return Lost(worker.number, f"with exit code {worker.kill()}")

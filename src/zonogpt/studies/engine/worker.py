@@ -17,21 +17,22 @@ import torch
 
 from zonogpt.studies.engine.hands import Done, Failed, Known, Note
 from zonogpt.studies.engine.job import Solver, Task
+from zonogpt.studies.engine.messages import receive, send
 
 
 def main(pipe: Connection, task: Task[Any, Any]) -> None:
     solver: Solver[Any, Any] | None = None
     while True:
-        number, job = pipe.recv()
+        number, job = receive(pipe)
         try:
             solver = solver or task.open()
-            for row in solver.solve(job, lambda text: pipe.send(Note(text))):
-                pipe.send(Known(number, row))
-            pipe.send(Done(number))
+            for row in solver.solve(job, lambda text: send(pipe, Note(text))):
+                send(pipe, Known(number, row))
+            send(pipe, Done(number))
         except (EOFError, BrokenPipeError):
             raise
         except Exception as error:  # whatever it is, the run that this job belongs to is told
-            pipe.send(Failed(portable(error)))
+            send(pipe, Failed(portable(error)))
 
 
 def portable(error: Exception) -> Exception:
