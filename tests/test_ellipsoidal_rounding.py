@@ -19,7 +19,13 @@ from zonogpt.domains.ellipsoidal import lambda_max, rounded_out, sandwich, suppo
 from zonogpt.domains.symbols import SymbolSums
 from zonogpt.model.nodes import dense
 from zonogpt.support.tensors import map_tensors
-from zonogpt.transforms.ellipsoidal.attention_errors import _crossed, asked_errors, error_images, error_scores
+from zonogpt.transforms.ellipsoidal.attention_errors import (
+    ScoreImages,
+    _crossed,
+    asked_errors,
+    error_images,
+    error_scores,
+)
 from zonogpt.transforms.ellipsoidal.attention_point import branch_point
 from zonogpt.transforms.ellipsoidal.layernorm import centred_gram
 from zonogpt.transforms.ellipsoidal.sources import by_head, sources
@@ -107,8 +113,8 @@ def test_grams_are_symmetric_where_parts_cancel(mirrored, monkeypatch):
     monkeypatch.setattr(domain, "MIRRORED", mirrored)
     block, before, z, source, pt = attention_case(3, (0.3, 0.2), S=5, d=8)
     asked, values, norm = asked_errors(pt, source), pt.values(), source.norm
-    key = error_scores(pt, source, asked).key
-    inner, _ = _crossed(pt, source, asked, key, values, torch.ones(2).double(), slice(None))
+    key = error_scores(asked).key
+    inner, _ = _crossed(asked, ScoreImages(values, key), torch.ones(2).double(), slice(None))
     g = generator(1)
     F, A = image_that_cancels(g, 9)
     sums = SymbolSums(math.inf)
@@ -201,9 +207,9 @@ def test_grams_of_attention_formed_in_float32_dominate_those_of_float64(seed, ca
         seen = dataclasses.replace(seen, norm=dataclasses.replace(seen.norm, error_gram=torch.zeros_like(zz.Q)))
         asked, values = asked_errors(point, seen), point.values()
         values = values - point.P[..., None, :] @ values
-        scores = error_scores(point, seen, asked)
+        scores = error_scores(asked)
         local = torch.zeros(1, 2, zz.n_tokens, 3, 3, dtype=dtype)
-        images, _ = error_images(point, seen, asked, scores.key, values, local, torch.zeros_like(zz.c), LIMIT)
+        images, _ = error_images(asked, ScoreImages(values, scores.key), local, torch.zeros_like(zz.c), LIMIT)
         bare = with_errors(seen, zz.Q)  # a Gram without slack of its own
         queries = asked_errors(point, bare).QQ
         whole = {"jacobian": seen.merged, "queries": queries, "keys": bare.KK_heads, "values": bare.VV}
@@ -244,7 +250,7 @@ def test_images_of_other_tokens_where_nearly_everything_cancels(seed, left):
         asked = asked_errors(point, seen)
         values = 1e3 * point.values()  # scores weigh more than values, whose own slack would hide this one
         metric = torch.ones(2, dtype=dtype)
-        inner, t = _crossed(point, seen, asked, error_scores(point, seen, asked).key, values, metric, slice(0, 5))
+        inner, t = _crossed(asked, ScoreImages(values, error_scores(asked).key), metric, slice(0, 5))
         return t.sum(-1)[..., None, None] * inner
 
     gram = crossed(torch.float32, list(range(5))).double()
@@ -273,6 +279,6 @@ def test_a_token_that_moves_no_score_because_query_and_key_cancel(seed):
     merged[0, -1] = (line[:, None] * line).float()
     seen, pt = seen_at(*case)
     seen = with_errors(seen, merged)
-    gram = error_scores(pt, seen, asked_errors(pt, seen)).gram.double()[0, :, -1]
+    gram = error_scores(asked_errors(pt, seen)).gram.double()[0, :, -1]
     lowest = torch.linalg.eigvalsh((gram + gram.mT) / 2)[..., 0] / gram.diagonal(dim1=-2, dim2=-1).sum(-1)
     assert (lowest > -1e-7).all()

@@ -22,7 +22,13 @@ from zonogpt.model.nodes import Block, Mlp, Norm, dense
 from zonogpt.transforms.attention_rounding import NormSizes, attention_rounding
 from zonogpt.transforms.ellipsoidal.attention import attend, softmax_cover, value_products
 from zonogpt.transforms.ellipsoidal.attention import changes as bounded_changes
-from zonogpt.transforms.ellipsoidal.attention_errors import asked_errors, error_images, error_scores, row_minkowski
+from zonogpt.transforms.ellipsoidal.attention_errors import (
+    ScoreImages,
+    asked_errors,
+    error_images,
+    error_scores,
+    row_minkowski,
+)
 from zonogpt.transforms.ellipsoidal.attention_point import TangentSums, branch_images, branch_point, tangents
 from zonogpt.transforms.ellipsoidal.layernorm import centred_gram, layernorm_step, scalar_remainders
 from zonogpt.transforms.ellipsoidal.mlp import mlp_step
@@ -265,7 +271,7 @@ def test_error_scores_bound_what_ellipsoids_do_linearly(seed, case):
     norm, of = source.norm, block.branch
     merged = minkowski(norm.jacobian_gram(z.Q), norm.error_gram)
     torch.testing.assert_close(source.merged, merged)
-    errors = error_scores(pt, source, asked_errors(pt, source))
+    errors = error_scores(asked_errors(pt, source))
     at_norm = EllipsoidalZonotope(norm.centre, torch.zeros_like(z.G), merged, z.p)
 
     def centred(noise):
@@ -291,7 +297,7 @@ def test_score_products(seed, reach):
     sums.add(tangents(pt, norm.jacobian(z.G)))
     sizes = NormSizes(norm.centre, norm.reach)
     rounding = attention_rounding(pt, source.prefix, sizes, torch.float64, z.m)
-    bound = bounded_changes(pt, sums, source, asked_errors(pt, source), rounding).score_products(pt)
+    bound = bounded_changes(asked_errors(pt, source), sums, rounding).score_products(pt)
     entry = torch.randint(bound.numel(), (BATCH,), generator=generator(seed))
 
     def excess(noise):
@@ -364,9 +370,9 @@ def test_error_images_are_exact_for_one_source_and_sum_for_many(case):
         of_norm = dataclasses.replace(norm, error_gram=error)
         moved = dataclasses.replace(moved, z=dataclasses.replace(z, Q=Q), norm=of_norm)
         asked = asked_errors(pt, moved)
-        key = error_scores(pt, moved, asked).key
+        key = error_scores(asked).key
         nothing = torch.zeros(1, I, d).double()
-        images, _ = error_images(pt, moved, asked, key, values, local, nothing, LIMIT)
+        images, _ = error_images(asked, ScoreImages(values, key), local, nothing, LIMIT)
         return images[0]
 
     def parts(i, Q, error, local):

@@ -20,6 +20,7 @@ from zonogpt.methods.method import Numerics
 from zonogpt.methods.plan import Sizes, chunk_bytes, filling_batch, plan_ellipsoidal
 from zonogpt.methods.structured import VARIANTS
 from zonogpt.methods.tape import forward
+from zonogpt.methods.walk import Walk
 from zonogpt.model.ir import Model
 from zonogpt.model.nodes import Shape
 from zonogpt.support.tensors import map_tensors, tensors_in
@@ -81,7 +82,7 @@ def test_predicted_tape_of_method_e_is_what_a_run_leaves_behind():
     model = map_tensors(zonogpt.load(zonogpt.zoo.path("digits")), lambda t: t.double())
     spec = zonogpt.image_ball(model, torch.full((28, 28), 0.5), 1e-4)
     with torch.no_grad():
-        tape = forward(model, [spec], torch.float64, 1 << 28, None)
+        tape = forward(Walk(model, 1 << 28), [spec], torch.float64)
     weights = {t.untyped_storage().data_ptr() for t in tensors_in(model)}
     memory = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors_in(tape)}
     left = sum(size for at, size in memory.items() if at not in weights)

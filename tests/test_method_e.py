@@ -83,7 +83,7 @@ def test_the_last_block_has_one_query_for_a_last_token_head():
     model = zonogpt.load(text_classifier(3).double())
     spec = zonogpt.embedding_ball(model, [3, 5, 1, 12, 7], [1], 1e-3)
     with torch.no_grad():
-        passed = tape.forward(model, [spec], torch.float64, LIMIT, None)
+        passed = tape.forward(walk.Walk(model, LIMIT), [spec], torch.float64)
     assert [step.point.n_queries for step in passed.steps if step.kind == "attention"] == [4, 1]
     assert passed.head.z.n_tokens == 1
 
@@ -93,7 +93,7 @@ def test_adjoint_is_never_worse_than_the_forward_bound():
     image = torch.rand(6, 4, generator=torch.Generator().manual_seed(5))
     for radius in (1e-3, 1e-2, 5e-2):
         with torch.no_grad():
-            passed = tape.forward(model, [zonogpt.image_ball(model, image, radius)], torch.float64, LIMIT, None)
+            passed = tape.forward(walk.Walk(model, LIMIT), [zonogpt.image_ball(model, image, radius)], torch.float64)
             margins, _ = adjoint.backward(passed)
             direct = passed.value - passed.head.loss(adjoint._pooled_rows(passed, torch.tensor([[0, 1]])), LIMIT)
         assert (margins >= direct - 1e-9).all()
@@ -287,7 +287,7 @@ def test_ledger_adds_up_to_the_margin():
     model = moved(trained("rows deep"), torch.device("cpu"), torch.float64)
     spec = instances("rows deep", 2e-3, 1)[0]
     with torch.no_grad():
-        passed = tape.forward(model, [spec], torch.float64, LIMIT, None)
+        passed = tape.forward(walk.Walk(model, LIMIT), [spec], torch.float64)
     bounds = ellipsoidal.METHOD_E.bound_many(model, [spec], Numerics(), None)[0]
     taken = sum(entry.width for entry in bounds.ledger.entries)
     assert math.isclose(float((passed.value[0] - bounds.margins).mean()), taken, rel_tol=1e-9)

@@ -18,6 +18,7 @@ from zonogpt.methods.method import Numerics
 from zonogpt.methods.prefixes import DIGEST, PrefixCache
 from zonogpt.methods.start import around, start
 from zonogpt.methods.tape import forward
+from zonogpt.methods.walk import Walk
 from zonogpt.support.tensors import moved
 
 LIMIT = 1 << 30
@@ -51,8 +52,8 @@ def test_nothing_is_lost_against_a_run_that_carries_all_tokens(case, arithmetic)
     model = zonogpt.load(build(3).double())
     spec = make(model)
     with torch.no_grad():
-        some = forward(model, [spec], torch.float64, LIMIT, None, arithmetic)
-        every = forward(model, [spec], torch.float64, LIMIT, None, arithmetic, every_token=True)
+        some = forward(Walk(model, LIMIT, arithmetic), [spec], torch.float64)
+        every = forward(Walk(model, LIMIT, arithmetic, every_token=True), [spec], torch.float64)
         assert 0 < some.start.before == every.start.z.n_tokens - some.start.z.n_tokens
         margins = [backward(tape)[0] for tape in (some, every)]
     # What executions in float32 round is bounded for each key and value on its own there, not for all of them together.
@@ -73,7 +74,7 @@ def test_a_head_that_reads_all_tokens_believes_the_sets_of_those_before(monkeypa
     monkeypatch.setattr(prefixes.BatchPrefix, "at_the_head", widened)
     g = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        tape = forward(model, [spec], torch.float64, LIMIT, None)
+        tape = forward(Walk(model, LIMIT), [spec], torch.float64)
         margins = backward(tape)[0][0]
         x = spec.input.embed(spec.input.anchor)
         for block in model.blocks:
@@ -221,8 +222,8 @@ def test_a_short_memory_costs_time_only(monkeypatch):
     memory.expect(specs)
     with torch.no_grad():
         for spec in (long, long, other, long):
-            tape = forward(model, [spec], torch.float64, LIMIT, None, prefixes=memory)
-            again = forward(model, [spec], torch.float64, LIMIT, None)
+            tape = forward(Walk(model, LIMIT), [spec], torch.float64, memory)
+            again = forward(Walk(model, LIMIT), [spec], torch.float64)
             assert torch.equal(backward(tape)[0], backward(again)[0])
     alone = [[5], [5], [4], [5]]
     assert seen == [[5], *alone[:1], *alone[1:2], [4], [4], [5], [5]]
@@ -259,8 +260,8 @@ def test_longer_ones_are_not_carried_where_memory_is_short(monkeypatch):
     memory = PrefixCache(model, most_tokens=100)
     memory.expect([short, long])
     with torch.no_grad():
-        forward(model, [short], torch.float64, LIMIT, None, prefixes=memory)
-        forward(model, [long], torch.float64, LIMIT, None, prefixes=memory)
+        forward(Walk(model, LIMIT), [short], torch.float64, memory)
+        forward(Walk(model, LIMIT), [long], torch.float64, memory)
     assert seen == [[2], [5]]
 
 

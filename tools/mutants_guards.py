@@ -1,4 +1,4 @@
-"""Which tests guard which file of the mathematics, the quickest to notice first."""
+"""Which tests guard which file of the mathematics, and of what turns it into verdicts; the quickest to notice first."""
 
 from __future__ import annotations
 
@@ -41,6 +41,19 @@ TESTS = {
     "zonogpt/spec": ("test_spec.py", "test_boxes.py", "test_groups.py", "test_method_e.py", "test_verify.py"),
     "zonogpt/search": ("test_falsify.py", "test_attack.py", "test_groups.py", "test_right_claim.py"),
     "zonogpt/verification/verdict": ("test_verify.py", "test_groups.py", "test_falsify.py", "test_operators.py"),
+    "zonogpt/verification/session": ("test_verify.py", "test_right_network.py", "test_falsify.py", "test_inspect.py"),
+    "zonogpt/verification/precision": ("test_precision.py",),
+    "zonogpt/verification/certificate": ("test_certificate_choices.py", "test_certificates.py"),
+    "zonogpt/studies/radii/search": ("test_radius.py",),
+    "zonogpt/studies/radii/prober": ("test_radius.py",),
+    "zonogpt/studies/radii/radius": ("test_radius.py",),
+    "zonogpt/studies/rows": ("test_engine.py", "test_certify.py", "test_bench_run.py"),
+    "zonogpt_apps/bench/training/intervals": ("test_bench_training.py",),
+    "zonogpt_apps/bench/training/record": ("test_bench_training.py",),
+    "zonogpt_apps/bench/instances": ("test_bench_run.py", "test_bench_report.py"),
+    "zonogpt_apps/bench/make": ("test_bench_training.py", "test_bench_run.py"),
+    "zonogpt_apps/bench/work": ("test_bench_run.py",),
+    "zonogpt_apps/bench/report/reading": ("test_bench_report.py",),
     "zonogpt/model/sensitivity": ("test_right_claim.py", "test_near_ties.py"),
     "zonogpt/model/nodes": ("test_nodes.py", "test_parity.py", "test_method_e.py"),
     "zonogpt_check": CHECKER,

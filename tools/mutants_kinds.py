@@ -117,11 +117,14 @@ def changes(node: Part, text: Callable[[Part], str]) -> Iterator[tuple[str, Part
         case ast.AugAssign(target, ast.Add() | ast.Sub(), value):
             yield "summand", node, "pass"
             yield "chunk", node, f"{text(target)} = {text(value)}"
-        case ast.AugAssign() | ast.Expr(ast.Call(func=ast.Attribute())) if forgettable(node):
+        case ast.AugAssign():
             yield "factor", node, "pass"
-        case ast.Assign([target], value) if isinstance(target, ast.Subscript) or text(target) in names(value):
-            yield "factor", node, "pass"
-        case ast.If(test, body) if isinstance(body[-1], ast.Raise | ast.Return):
+        case ast.Expr(ast.Call()):
+            yield "guard", node, "pass"
+        case ast.Assign([target], value) if not isinstance(target, ast.Name) or target.id in names(value):
+            if not isinstance(target, ast.Tuple):
+                yield "factor", node, "pass"
+        case ast.If(test):
             yield "guard", test, "False"
         case ast.Compare(left, [op], [right]) if type(op) in LOOSER:
             yield "guard", node, f"{text(left)} {LOOSER[type(op)]} {text(right)}"
@@ -147,7 +150,8 @@ def call_changes(node: ast.Call, args: list[ast.expr], text: Callable[[Part], st
         yield from (("argument", node, text(one)) for one in taken if not isinstance(one, ast.Starred))
     if name in LISTS and args and isinstance(args[0], ast.List | ast.Tuple) and len(args[0].elts) > 1:
         yield from (("summand", term, f"0 * ({text(term)})") for term in args[0].elts)
-    if name.removesuffix("_") in RELAXED and isinstance(node.func, ast.Attribute):
+    reduced = name in ("amax", "sum", "mean") and any(k.arg == "keepdim" for k in node.keywords)
+    if (reduced or name.removesuffix("_") in RELAXED) and isinstance(node.func, ast.Attribute):
         yield "argument", node, text(node.func.value)
     if name in OUTWARD and args:
         yield "outward", node, text(args[0])
@@ -158,14 +162,15 @@ def call_changes(node: ast.Call, args: list[ast.expr], text: Callable[[Part], st
 def terms(node: Part) -> Iterator[ast.expr]:
     """What an assignment, an argument, a display or a return hands on, where it is computed there."""
     computed = (ast.Call, ast.BinOp)
+    read = (*computed, ast.Attribute, ast.Subscript)
     match node:
         case ast.Return(value) | ast.Assign(value=value) if isinstance(value, computed):
             yield value
         case ast.Call(args=args, keywords=keywords) if called(node) not in LAYOUT | WIDTHS | OUTWARD:
-            kept = (*computed, ast.Name) if called(node)[:1].isupper() else computed  # all of a set, of a step
-            yield from (a for a in [*args, *(k.value for k in keywords)] if isinstance(a, kept))
+            kept = (ast.Name, *read) if called(node)[:1].isupper() else read  # all of a set, of a step
+            yield from (a for a in [*args, *(k.value for k in keywords)] if isinstance(a, kept) and not layout(a))
         case ast.Dict(values=values) | ast.List(elts=values) | ast.Tuple(elts=values, ctx=ast.Load()):
-            yield from (value for value in values if isinstance(value, (*computed, ast.Name, ast.Subscript)))
+            yield from (value for value in values if isinstance(value, (ast.Name, *read)) and not layout(value))
 
 
 def chunk_changes(node: Part) -> Iterator[tuple[str, Part, str]]:
@@ -174,9 +179,9 @@ def chunk_changes(node: Part) -> Iterator[tuple[str, Part, str]]:
         yield "chunk", node, "slice(part.stop - part.start)"
 
 
-def forgettable(node: ast.stmt) -> bool:
-    """An update in place."""
-    return isinstance(node, ast.AugAssign) or called(node.value).endswith("_")  # type: ignore[attr-defined]
+def layout(node: ast.expr) -> bool:
+    """Whether it says how numbers are held."""
+    return isinstance(node, ast.Attribute) and node.attr in ("dtype", "device", "shape")
 
 
 def names(node: ast.AST) -> set[str]:

@@ -35,7 +35,7 @@ from zonogpt.methods.plan import (
 from zonogpt.methods.prefixes import PrefixCache, first_moving
 from zonogpt.methods.rules import Rules
 from zonogpt.methods.tape import forward
-from zonogpt.methods.walk import RULES
+from zonogpt.methods.walk import RULES, Walk
 from zonogpt.model.ir import Model
 from zonogpt.spec.spec import Spec
 from zonogpt.support.memory import free_bytes
@@ -111,7 +111,8 @@ class EllipsoidalMethod:
         # A GPU's large chunks must leave room for the batch itself.
         budget = default_budget(model.device) if budget_bytes is None and model.device.type == "cuda" else budget_bytes
         limit = chunk_bytes(longest, dtype.itemsize, len(specs), None if budget is None else self._besides(budget))
-        tape = forward(model, specs, dtype, limit, on_block, numerics.arithmetic, self.prefixes)
+        walk = Walk(model, limit, numerics.arithmetic, on_block=on_block)
+        tape = forward(walk, specs, dtype, self.prefixes)
         try:
             margins, losses = backward(tape)
         except NonFiniteBoundError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,12 +11,10 @@ from torch import Tensor
 from zonogpt.domains.ellipsoidal import EllipsoidalZonotope
 from zonogpt.domains.finite import NonFiniteBoundError
 from zonogpt.domains.rounding import gamma, up
-from zonogpt.methods.method import NonFiniteBlockError, OnBlock
+from zonogpt.methods.method import NonFiniteBlockError
 from zonogpt.methods.prefixes import BatchPrefix, PrefixCache, first_moving
 from zonogpt.methods.start import Start, start
 from zonogpt.methods.walk import Step, Walk
-from zonogpt.model.arithmetic import Arithmetic
-from zonogpt.model.ir import Model
 from zonogpt.model.nodes import size_of
 from zonogpt.spec.spec import Spec
 from zonogpt.transforms.ellipsoidal.norm import NormStep, norm_step
@@ -37,52 +35,40 @@ class Tape:
     limit: int  # bytes of temporaries
 
 
-def forward(
-    model: Model,
-    specs: Sequence[Spec],
-    dtype: torch.dtype,
-    limit: int,
-    on_block: OnBlock | None,
-    arithmetic: Arithmetic = "real",
-    prefixes: PrefixCache | None = None,
-    every_token: bool = False,
-) -> Tape:
+def forward(walk: Walk, specs: Sequence[Spec], dtype: torch.dtype, prefixes: PrefixCache | None = None) -> Tape:
     """Centre and ellipsoids in the model's type, the symbols' tangents in `dtype`.
 
-    `prefixes` remembers what inputs begin with. With `every_token` no token is left out of any block: more work, and
-    one way to look at all of them.
+    `walk` knows of no padding and no prefix yet: they are the specs'. `prefixes` remembers what inputs begin with.
     """
+    model, arithmetic = walk.model, walk.arithmetic
     S = max(spec.input.n_tokens for spec in specs)
-    n = S if every_token else max(spec.input.n_tokens - first_moving(model, spec) for spec in specs)
+    n = S if walk.every_token else max(spec.input.n_tokens - first_moving(model, spec) for spec in specs)
     begin = start(model, specs, dtype, n, arithmetic)
     prefixes = prefixes or PrefixCache(model, arithmetic)
     if prefixes.model is not model or prefixes.arithmetic != arithmetic:
         raise ValueError("what inputs begin with was remembered for another model, or other arithmetic")
-    before = prefixes.of(specs, begin, limit, on_block)
-    walk = Walk(
-        model, limit, arithmetic, begin.as_padding(), None if before is None else before.seen, every_token, on_block
-    )
+    before = prefixes.of(specs, begin, walk.limit, walk.on_block)
+    walk = replace(walk, padding=begin.as_padding(), prefix=None if before is None else before.seen)
     z, steps = begin.z, list[Step]()
     for _, behind, step in walk.steps(begin.z):
         z = behind
         steps.append(step)
     try:
-        return _at_the_head(model, specs, begin, steps, before, z, limit, arithmetic)
+        return _at_the_head(walk, specs, begin, steps, before, z)
     except NonFiniteBoundError as error:
         raise NonFiniteBlockError(len(model.blocks) + 1, "head", error.step) from error
 
 
 def _at_the_head(
-    model: Model,
+    walk: Walk,
     specs: Sequence[Spec],
     begin: Start,
     steps: list[Step],
     before: BatchPrefix | None,
     z: EllipsoidalZonotope,
-    limit: int,
-    arithmetic: Arithmetic,
 ) -> Tape:
     """The rows at the centre, and what is lost behind the final LayerNorm."""
+    model, limit = walk.model, walk.limit
     head, wide, d = model.head, model.dtype, model.width
     functionals = [spec.claim.functionals(head) for spec in specs]
     rows, offset = (torch.stack(part).to(wide) for part in zip(*functionals, strict=True))
@@ -104,7 +90,7 @@ def _at_the_head(
     outputs = size @ head.weight.abs() + size_of(head.bias)  # (B, outputs)
     magnitude = torch.stack([spec.claim.magnitude(x) for spec, x in zip(specs, outputs.double(), strict=True)]).to(wide)
     rounding = up(gamma(2 * (d + summands) + model.n_outputs + 16, wide) * magnitude + lost, d + summands)
-    if arithmetic == "float32":
+    if walk.arithmetic == "float32":
         n = torch.cat([part.output_size for part in read], dim=1)
         off = output_error(head, pool[-n.shape[1] :], n, torch.cat([part.execution_error() for part in read], dim=1))
         moved = torch.stack([spec.claim.spread(x) for spec, x in zip(specs, off.double(), strict=True)])

@@ -177,18 +177,25 @@ def head_rounding(
     return up(heads + r.underflow(2 * S, dtype), 2 * S)
 
 
+@dataclass(frozen=True)
+class Skip:
+    """What the branch is added to, at the queries: centre and deviation, (..., I, d)."""
+
+    centre: Tensor
+    radius: Tensor
+
+
 def output_rounding(
-    point: Point, heads: Tensor, moved: Tensor, output: Tensor, c: Tensor, radius: Tensor, dtype: torch.dtype
+    point: Point, heads: Tensor, moved: Tensor, output: Tensor, skip: Skip, dtype: torch.dtype
 ) -> Tensor:
     """(..., I, d): what the block's output is off by.
 
     In head space (..., H, I, e): `heads` is what the heads' outputs are off by, `moved` bounds how far they move
-    linearly, `output` is their value at the centre. `c` and `radius` (..., I, d) are the skip's centre and deviation,
-    `dtype` is the type that the linear part is computed in.
+    linearly, `output` is their value at the centre. `dtype` is the type that the linear part is computed in.
     """
     attention, (H, S), e = point.attention, point.K.shape[-3:-1], point.Q.shape[-1]
     keys, d = point.n_keys[..., 0, :, None], attention.longest
     parts = [attention.join_heads(x) for x in (output.abs(), heads, moved)]
     output, heads, moved = (torch.cat(parts, dim=-2) @ attention.w_o.abs()).chunk(3, dim=-2)
-    out = gamma(d + H + 4, c.dtype) * (c.abs() + output + size_of(attention.b_o)) + heads
-    return up(out + gammas(4 * d + e + (3 + H) * keys + 24, dtype, out) * (radius + moved), 2 * (d + S + e))
+    out = gamma(d + H + 4, skip.centre.dtype) * (skip.centre.abs() + output + size_of(attention.b_o)) + heads
+    return up(out + gammas(4 * d + e + (3 + H) * keys + 24, dtype, out) * (skip.radius + moved), 2 * (d + S + e))

@@ -32,6 +32,7 @@ from zonogpt.methods.method import NonFiniteBlockError, OnBlock
 from zonogpt.methods.plan import chunk_bytes
 from zonogpt.methods.rules import Rules
 from zonogpt.methods.tape import Tape, forward
+from zonogpt.methods.walk import Walk
 from zonogpt.model.activations import GELU_TANH
 from zonogpt.model.ir import Model, image_embedding
 from zonogpt.model.nodes import Attention, Block, Mlp, Norm
@@ -81,7 +82,8 @@ def write_certificate(
     limit = chunk_bytes(sizes(net, here), 8, 1, None)
     with torch.no_grad(), full_precision(at), with_room():
         try:
-            tape = forward(net, [here], torch.float64, limit, on_block, every_token=True)
+            walk = Walk(net, limit, every_token=True, on_block=on_block)
+            tape = forward(walk, [here], torch.float64)
             arrays, margins = _claim(tape, here)
         except (NonFiniteBlockError, NonFiniteBoundError) as error:
             raise CertificateError(f"no certificate: {error}") from error

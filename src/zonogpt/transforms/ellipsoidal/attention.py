@@ -33,10 +33,11 @@ from zonogpt.domains.finite import require_finite
 from zonogpt.domains.rounding import gamma, length, room, up
 from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.nodes import dense
-from zonogpt.transforms.attention_rounding import AttentionRounding, NormSizes, attention_rounding
+from zonogpt.transforms.attention_rounding import AttentionRounding, NormSizes, Skip, attention_rounding
 from zonogpt.transforms.ellipsoidal.attention_errors import (
     AskedErrors,
     ImageWeights,
+    ScoreImages,
     asked_errors,
     error_images,
     error_scores,
@@ -53,7 +54,7 @@ from zonogpt.transforms.ellipsoidal.attention_point import (
     tangents,
 )
 from zonogpt.transforms.ellipsoidal.branch_rounding import (
-    Skip,
+    Linearised,
     Spare,
     branch_rounding,
     execution_error,
@@ -149,14 +150,14 @@ def attend(
     rounding = attention_rounding(point, source.prefix, sizes, z.G.dtype, z.m)
     sums, kept = _tangent_sums(point, source, limit)
     spare = spare_room(point, norm, rounding) if room() else Spare()
-    errors = error_scores(point, source, asked, choices)
+    errors = error_scores(asked, choices)
     by_symbols = sums.W.noted_cover(choices.at("scores_round"), spare.score_tangents)
     score_gram = row_minkowski(point.P, by_symbols, errors.gram, note=choices.at("t_scores"))
     values = point.values()
     linear = up(sums.W.radius + errors.radius)
     if spare.score_tangents is not None:
         linear = linear + spare.score_tangents
-    change = changes(point, sums, source, asked, rounding)
+    change = changes(asked, sums, rounding)
     R_U = up(change.score_products(point) + rounding.scores)
     s = softmax_step(
         log_P=point.log_P,
@@ -180,17 +181,16 @@ def attend(
     product = value_products(point, s, score_gram, value_gram, choices.at("t_products"))
     local = minkowski(softmax_cover(s, point.log_P, values, choices, spare.values), product, note=choices.at("t_fresh"))
     shifted = point.O + (s.shift[..., None, :] @ values).squeeze(-2)  # (B, H, I, e)
+    at = Linearised(linear, score_values, shifted)
     skip = Skip(queries.of_moving(z.c, 1), queries.of_moving(z.radius, 1))
-    off = {
-        dtype: branch_rounding(point, rounding, s, linear, shifted, score_values, skip, dtype)
-        for dtype in {z.c.dtype, z.G.dtype}
-    }
+    off = {dtype: branch_rounding(point, rounding, s, at, skip, dtype) for dtype in {z.c.dtype, z.G.dtype}}
     executed = torch.zeros_like(norm.centre)
     if arithmetic == "float32":
         executed = norm.execution_error()
         error = execution_error(point, source, rounding, s, executed, skip)
         off = {dtype: x + error for dtype, x in off.items()}
-    Q, image_weights = error_images(point, source, asked, errors.key, score_values, local, off[z.G.dtype], limit, bent)
+    images_of_scores = ScoreImages(score_values, errors.key, bent)
+    Q, image_weights = error_images(asked, images_of_scores, local, off[z.G.dtype], limit)
     c = skip.centre + dense(attention.join_heads(shifted), attention.w_o, attention.b_o)
     out = EllipsoidalZonotope(c=c, G=G, Q=Q, p=z.p)
     require_finite("attention output", out.c, out.G, out.Q)
@@ -246,10 +246,8 @@ class Changes:
         return up(R_U * point.attention.scale, self.Q.shape[-1]).masked_fill(point.hidden, 0.0)
 
 
-def changes(
-    point: BranchPoint, sums: TangentSums, source: Sources, asked: AskedErrors, rounding: AttentionRounding
-) -> Changes:
-    first = point.first
+def changes(asked: AskedErrors, sums: TangentSums, rounding: AttentionRounding) -> Changes:
+    first, source = asked.point.first, asked.source
     query, key, value = rounding.query, rounding.key, rounding.value(rounding.narrow)
     K, K_length = key.clone(), length(key)
     K[:, :, first:] += sums.K.radius + coordinate_radius(source.KK_heads)

@@ -36,8 +36,10 @@ from zonogpt.transforms.ellipsoidal.sources import Sources, by_head, head_blocks
 
 @dataclass(frozen=True)
 class AskedErrors:
-    """The sources' errors `merged` as the queries meet them."""
+    """The sources' errors `merged` as the queries of `point` meet them."""
 
+    point: BranchPoint
+    source: Sources
     keys: Tensor  # (B, H, I, d): W_k^h Q_i^h, so that Q_i^h . K_dot_s^h = keys_i^h . (change of token s)
     QQ: Tensor  # (B, H, I, e, e), head by head
 
@@ -45,7 +47,7 @@ class AskedErrors:
 def asked_errors(point: BranchPoint, source: Sources) -> AskedErrors:
     attention, H = point.attention, point.attention.n_heads
     merged = point.queries.of_moving(source.merged, 1)
-    return AskedErrors(point.Q @ by_head(attention.w_k, H).mT, head_grams(merged, attention.w_q, H))
+    return AskedErrors(point, source, point.Q @ by_head(attention.w_k, H).mT, head_grams(merged, attention.w_q, H))
 
 
 @dataclass(frozen=True)
@@ -57,18 +59,16 @@ class ErrorScores:
     key: Tensor  # (B, H, I, n): the extent of Q_i . K_dot_s / sqrt(e) for every source s
 
 
-def error_scores(
-    point: BranchPoint, source: Sources, asked: AskedErrors, choices: Choices | None = None
-) -> ErrorScores:
+def error_scores(asked: AskedErrors, choices: Choices | None = None) -> ErrorScores:
     """A source s != i moves only its own key: score s by u, the others by -P_is u. Query i's own token moves all."""
-    P, hidden = point.P, point.hidden
+    point, P, hidden = asked.point, asked.point.P, asked.point.hidden
     choices = Choices() if choices is None else choices
     moved_key = torch.zeros_like(P)  # square of the extent of Q_i . K_dot_s / sqrt(e)
-    of_keys = support(source.KK_heads, point.Q[:, :, None]).mT
+    of_keys = support(asked.source.KK_heads, point.Q[:, :, None]).mT
     moved_key[..., point.first :] = of_keys.square() * point.attention.scale**2
     moved_key = moved_key.masked_fill(hidden, 0.0)
     others, cross_gram = _scores_by_others(point, moved_key.masked_fill(point.own, 0.0), choices.at("t_keys"))
-    own_gram = _scores_by_own(point, source, asked, (moved_key * point.own).sum(-1))
+    own_gram = _scores_by_own(asked, (moved_key * point.own).sum(-1))
     radius = others + own_gram.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
     gram = row_minkowski(P, own_gram, cross_gram, note=choices.at("t_errors"))
     gram = gram.masked_fill(hidden[..., None, :] | hidden[..., :, None], 0.0)
@@ -89,13 +89,14 @@ def _scores_by_others(point: BranchPoint, cross: Tensor, note: Note) -> tuple[Te
     return radius, total * (torch.diag_embed(r + cross_rounding(point, r)) + spread)
 
 
-def _scores_by_own(point: BranchPoint, source: Sources, asked: AskedErrors, own_key: Tensor) -> Tensor:
+def _scores_by_own(asked: AskedErrors, own_key: Tensor) -> Tensor:
     """By the query's own token, (B, H, I, S, S): a_j = (K_j - Kbar) / sqrt(e) meets the query's change,
     (delta_ij - P_ii) Q_i / sqrt(e) the key's. `own_key` (B, H, I) is the square of the latter's extent."""
+    point = asked.point
     P, own, attention = point.P, point.own, point.attention
     a = (point.K[:, :, None] - (P @ point.K)[:, :, :, None]) * attention.scale  # (B, H, I, S, e)
     kept = own.to(P.dtype) - (P * own).sum(-1, keepdim=True)
-    merged = point.queries.of_moving(source.merged, 1)
+    merged = point.queries.of_moving(asked.source.merged, 1)
     met = (asked.keys.transpose(1, 2) @ merged).transpose(1, 2)  # (B, H, I, d)
     shared = (met @ by_head(attention.w_q, attention.n_heads))[..., None, :]
     mixed = (a @ shared.mT * attention.scale).squeeze(-1)
@@ -123,29 +124,30 @@ class ImageWeights:
     crossed: Tensor  # (B, I, n): errors of other tokens
 
 
+@dataclass(frozen=True)
+class ScoreImages:
+    """What scores that move do to the heads' outputs: a centred change u of a row adds sum_j P_j u_j values_j."""
+
+    values: Tensor  # (B, H, I, S, e)
+    key: Tensor  # as in ErrorScores
+    off: Tensor | None = None  # (B, H, I, S): how far another program's values may be, in length; None: nobody compares
+
+
 def error_images(
-    point: BranchPoint,
-    source: Sources,
-    asked: AskedErrors,
-    key: Tensor,
-    score_values: Tensor,
-    local: Tensor,
-    rounding: Tensor,
-    limit: int,
-    off: Tensor | None = None,
+    asked: AskedErrors, scores: ScoreImages, local: Tensor, rounding: Tensor, limit: int
 ) -> tuple[Tensor, ImageWeights]:
     """(B, I, d, d): the Minkowski sum, per query, of the images of all old errors, of the new errors `local`, and of
     the box `rounding` (B, I, d); and its weights.
 
-    `key` as in ErrorScores, `score_values` as in branch_images, `local` (B, H, I, e, e) in head space. The
-    images of other tokens need no d x d map per pair of tokens: see `_crossed`. `off` (B, H, I, S), if given, is how
-    far another program's score_values may be, in length.
+    `local` (B, H, I, e, e) is in head space. The images of other tokens need no d x d map per pair of tokens: see
+    `_crossed`.
     """
+    point, source = asked.point, asked.source
     I, H, queries = point.n_queries, point.attention.n_heads, point.queries  # noqa: E741
     w_o = point.attention.w_o.unflatten(0, (H, -1))
     metric = w_o.square().sum((-1, -2)) / w_o.shape[1]  # (H,): what a head's feature weighs in the output, on average
     t_local = weights((metric[:, None] * local.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=0)).sqrt(), 1)  # (B, H, I)
-    own_map = _own_map(point, asked.keys, score_values)
+    own_map = _own_map(asked, scores.values)
     carried = sandwich(queries.of_moving(source.z.Q, 1), source.norm.at(queries).with_skip(own_map))
     fresh = sandwich(queries.of_moving(source.norm.error_gram, 1), own_map)
     t_own = weights(torch.stack([trace(carried).sqrt(), trace(fresh).sqrt(), rounding.sum(-1)]), 0)  # (3, B, I)
@@ -153,7 +155,7 @@ def error_images(
     total = t_own.sum(0) + t_local.sum(1)
     crossed = []
     for part in chunks(I, _query_bytes(point), limit):
-        inner, t_crossed = _crossed(point, source, asked, key, score_values, metric, part, off)
+        inner, t_crossed = _crossed(asked, scores, metric, part)
         blocks = local[:, :, part] / t_local[:, :, part, None, None]
         head_blocks(inner, H).add_(blocks)
         out[:, part] += sandwich(inner, point.attention.w_o)
@@ -174,30 +176,22 @@ def _query_bytes(point: BranchPoint) -> int:
     return 4 * point.K.element_size() * B * S * H * H * e
 
 
-def _crossed(
-    point: BranchPoint,
-    source: Sources,
-    asked: AskedErrors,
-    key: Tensor,
-    score_values: Tensor,
-    metric: Tensor,
-    queries: slice,
-    off: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def _crossed(asked: AskedErrors, scores: ScoreImages, metric: Tensor, queries: slice) -> tuple[Tensor, Tensor]:
     """sum_{s != i} Gram_is / t_is (B, i, d, d) in head space, and t_is (B, i, n), for a slice of queries.
 
-    Source s moves head h of query i by P_is^h V_dot_s^h + b_is^h (Q_i^h . K_dot_s^h), b = P score_values / sqrt(e).
+    Source s moves head h of query i by P_is^h V_dot_s^h + b_is^h (Q_i^h . K_dot_s^h), b = P scores.values / sqrt(e).
     Block (h, g) of its Gram is  P^h P^g VV_s^hg + P^h x_hg (b^g)^T + b^h (P^g x_gh)^T + y_hg b^h (b^g)^T  with
     x_hg = W_v^h . merged_s keys_i^g and y_hg = keys_i^h . merged_s keys_i^g. Memory O(i n H d), time O(i n H d^2).
     """
+    point, source = asked.point, asked.source
     first, H = point.first, point.attention.n_heads
     Q, P = point.Q[:, :, queries], point.P[:, :, queries, first:]  # (B, H, i, e), (B, H, i, n)
-    b = score_values[:, :, queries, first:] * (P * point.attention.scale)[..., None]  # (B, H, i, n, e)
+    b = scores.values[:, :, queries, first:] * (P * point.attention.scale)[..., None]  # (B, H, i, n, e)
     other = others(point)[:, queries]  # (B, i, n)
     # Any weights are sound; these are the images' sizes up to the triangle inequality and W_o's correlations.
     length_b = torch.linalg.vector_norm(b, dim=-1)
-    off_b = None if off is None else off[:, :, queries, first:] * (P * point.attention.scale)
-    by_score = (length_b if off_b is None else length_b + off_b) * key[:, :, queries] / point.attention.scale
+    off_b = None if scores.off is None else scores.off[:, :, queries, first:] * (P * point.attention.scale)
+    by_score = (length_b if off_b is None else length_b + off_b) * scores.key[:, :, queries] / point.attention.scale
     size = P * trace(source.VV_heads).sqrt()[:, :, None] + by_score
     t = weights((metric[:, None, None] * size.square()).sum(1).sqrt() * other, -1)
     inverse = other / t
@@ -221,9 +215,9 @@ def _crossed(
     return widened(inner, rounded), t
 
 
-def _own_map(point: BranchPoint, keys: Tensor, score_values: Tensor) -> Tensor:
+def _own_map(asked: AskedErrors, score_values: Tensor) -> Tensor:
     """(B, I, d, d): how a change of LayerNorm's output at the query's own token moves the branch there."""
-    attention, H = point.attention, point.attention.n_heads
+    point, attention, H = asked.point, asked.point.attention, asked.point.attention.n_heads
     w_q, w_v = (w.unflatten(-1, (H, -1)) for w in (attention.w_q, attention.w_v))  # (d, H, e)
     weighted = point.P * attention.scale
     own_P = (point.P * point.own).sum(-1)  # (B, H, I)
@@ -231,5 +225,5 @@ def _own_map(point: BranchPoint, keys: Tensor, score_values: Tensor) -> Tensor:
     by_query = (weighted[..., None] * point.K[:, :, None]).mT @ score_values  # (B, H, I, e, e)
     heads = torch.einsum("dhf,bhife->bidhe", w_q, by_query)
     heads.addcmul_(w_v, own_P.permute(0, 2, 1)[:, :, None, :, None])
-    heads.addcmul_(keys.permute(0, 2, 3, 1)[..., None], own_b.permute(0, 2, 1, 3)[:, :, None])
+    heads.addcmul_(asked.keys.permute(0, 2, 3, 1)[..., None], own_b.permute(0, 2, 1, 3)[:, :, None])
     return heads.flatten(-2) @ attention.w_o

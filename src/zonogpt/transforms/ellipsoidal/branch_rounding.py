@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from zonogpt.domains.rounding import gamma, gammas, length, up
-from zonogpt.transforms.attention_rounding import AttentionRounding, head_rounding, output_rounding
+from zonogpt.transforms.attention_rounding import AttentionRounding, Skip, head_rounding, output_rounding
 from zonogpt.transforms.ellipsoidal.attention_point import BranchPoint
 from zonogpt.transforms.ellipsoidal.norm import NormStep
 from zonogpt.transforms.ellipsoidal.softmax import SoftmaxStep
@@ -20,11 +20,12 @@ from zonogpt.transforms.execution import AttentionSizes, attention_error
 
 
 @dataclass(frozen=True)
-class Skip:
-    """What the branch is added to, at the queries: centre and deviation, (B, I, d)."""
+class Linearised:
+    """The branch's linear part, head by head."""
 
-    centre: Tensor
-    radius: Tensor
+    scores: Tensor  # (B, H, I, S): bounds the linear part of the centred score change
+    values: Tensor  # (B, H, I, S, e): as in ScoreImages
+    output: Tensor  # (B, H, I, e): the heads' output at the centre
 
 
 @dataclass(frozen=True)
@@ -64,30 +65,24 @@ def branch_rounding(
     point: BranchPoint,
     r: AttentionRounding,
     s: SoftmaxStep,
-    linear: Tensor,
-    shifted: Tensor,
-    score_values: Tensor,
+    at: Linearised,
     skip: Skip,
     dtype: torch.dtype,
 ) -> Tensor:
-    """(B, I, d): what the block's output is off by; `dtype` is the type that the linear part is computed in.
-
-    `linear` (B, H, I, S) bounds the linear part of the centred score change, `shifted` (B, H, I, e) is the heads'
-    output at the centre.
-    """
+    """(B, I, d): what the block's output is off by; `dtype` is the type that the linear part is computed in."""
     P, slope, S = point.P, s.slope.abs(), point.P.shape[-1]
     # All that v'_j = V_j - O is multiplied with, P for the centre's own output and for rows without a slope.
-    coefficients = P * (1 + slope * linear) + s.shift.abs() + s.common.abs() + s.error + s.scores + s.total
+    coefficients = P * (1 + slope * at.scores) + s.shift.abs() + s.common.abs() + s.error + s.scores + s.total
     heads = head_rounding(point, r, coefficients, s.total, dtype)
     # The slopes' mean value is taken off score_values, which is free for scores whose mean is exactly zero.
-    mean = (P * (r.U_moving + linear)).sum(-1, keepdim=True)
+    mean = (P * (r.U_moving + at.scores)).sum(-1, keepdim=True)
     mean_value = (P * slope) @ point.V.abs() + (P * slope).sum(-1, keepdim=True) * point.O.abs()
     heads = heads + up(
         (gammas(2 * point.n_keys + 8, P.dtype, P) + 2 * point.doubt)[..., None] * mean * mean_value, 2 * S
     )
     moved = P * (r.U_moving + (P * r.U_moving).sum(-1, keepdim=True))
-    moved = (moved[..., None, :] @ score_values.abs()).squeeze(-2) + P[..., point.first :] @ r.V_moving
-    rounding = output_rounding(point, heads, moved, shifted, skip.centre, skip.radius, dtype)
+    moved = (moved[..., None, :] @ at.values.abs()).squeeze(-2) + P[..., point.first :] @ r.V_moving
+    rounding = output_rounding(point, heads, moved, at.output, skip, dtype)
     return rounding + r.underflow(skip.centre.shape[-1], dtype)
 
 

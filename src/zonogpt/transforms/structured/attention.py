@@ -28,6 +28,7 @@ from zonogpt.support.tensors import moved
 from zonogpt.transforms.attention_rounding import (
     AttentionRounding,
     NormSizes,
+    Skip,
     attention_rounding,
     head_rounding,
     output_rounding,
@@ -171,7 +172,7 @@ def branch_rounding(
     heads = head_rounding(point, r, coefficients, softmax.total, narrow)
     spread = P * (r.U_moving + (P * r.U_moving).sum(-1, keepdim=True))
     linear = spread @ point.V.abs() + spread.sum(-1, keepdim=True) * point.O.abs() + P @ r.V_moving
-    rounding = output_rounding(point, heads, linear, point.O, z.c, z.radius, narrow) + z.b
+    rounding = output_rounding(point, heads, linear, point.O, Skip(z.c, z.radius), narrow) + z.b
     rounding = rounding + r.underflow(z.c.shape[-1], narrow)
     if arithmetic == "real":
         return rounding
