@@ -17,7 +17,7 @@ from transformers.models.gpt2 import modeling_gpt2
 import zonogpt
 from builders import config, image_model, language_model
 from zonogpt.errors import ModelError
-from zonogpt.model import sensitivity
+from zonogpt.model import agreement, sensitivity
 from zonogpt.model.replay import HuggingFaceModel
 
 IDS = [3, 5, 1, 2]
@@ -249,6 +249,14 @@ def test_agreement_allows_rounding_of_an_ill_conditioned_network():
         net.classifier.weight.mul_(1e3)
     assert zonogpt.load(net).dtype == torch.float64
     assert 1000 * torch.finfo(torch.float64).eps < sensitivity.SHAKE
+
+
+def test_agreement_is_not_granted_by_a_network_that_overflows_when_shaken(monkeypatch):
+    model = zonogpt.load(image_model())
+    x = torch.zeros(4, 8, dtype=torch.float64)
+    monkeypatch.setattr(agreement, "sensitivity", lambda *_: torch.full((3,), torch.inf))
+    with pytest.raises(ModelError, match="disagree"):
+        agreement._require_close(model, x, torch.ones(3), torch.full((3,), 2.0), "the original", "an input")
 
 
 REFUSED = {

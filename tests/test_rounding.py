@@ -10,6 +10,7 @@ from flint import arb, ctx
 from builders import generator, randn
 from exact import gelu as exact_gelu
 from zonogpt.domains.rounding import LIBRARY, gamma, length, part, unaccounted, unit, up
+from zonogpt.methods.adjoint import below
 from zonogpt.transforms.gelu import gelu
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -122,3 +123,20 @@ def test_rounding_can_be_left_out_of_account_and_comes_back():
 
 def test_ball_arithmetic_is_wide_enough():
     assert ctx.prec >= 200
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_margins_lie_below_the_value_less_losses_of_either_sign(dtype):
+    """A loss against LayerNorm's range may be negative; rounding it up as a size would raise the margin."""
+    g = torch.Generator().manual_seed(0)
+    for n in (1, 2, 20):
+        losses = torch.randn(n, 300, generator=g).to(dtype) * 10.0 ** torch.randint(-8, 8, (n, 1), generator=g).to(
+            dtype
+        )
+        losses[0] = -losses[0].abs() * 1e3  # nearly all of the sum
+        value = torch.randn(300, generator=g).to(dtype)
+        found = below(value, losses)
+        for k in range(300):
+            exact = Fraction(float(value[k])) - sum(Fraction(float(x)) for x in losses[:, k])
+            assert Fraction(float(found[k])) <= exact
+        assert (found >= value - losses.sum(0) - 1e2 * torch.finfo(dtype).eps * losses.abs().sum(0) - 1e-5).all()

@@ -12,8 +12,11 @@ import zonogpt
 from builders import image_model, language_model, text_classifier
 from zonogpt.errors import OptionError, SpecError
 from zonogpt.methods.baselines import BASELINES
+from zonogpt.methods.method import Bounds
+from zonogpt.search.falsify import Finding
 from zonogpt.spec.claims import margin_claim
 from zonogpt.support.tensors import map_tensors
+from zonogpt.verification.session import judged
 from zonogpt.verification.verdict import judge, rounding_allowance
 
 IMAGE = torch.rand(6, 4, generator=torch.Generator().manual_seed(5))
@@ -300,3 +303,13 @@ def test_outputs_beyond_float32_are_unknown_and_say_why(model):
     assert result.status == "unknown"
     assert "overflows float32" in result.reason
     assert zonogpt.verify(huge, spec).status == "verified"  # whose rounding is bounded, not seen through float32
+
+
+def test_a_search_that_saw_no_number_forbids_a_proof(model):
+    """NaN is not a positive margin."""
+    spec = zonogpt.image_ball(model, IMAGE, 1e-6)
+    result = zonogpt.verify(model, spec)
+    bounds = Bounds(result.margins, result.ledger)
+    assert judged(spec.claim, result, bounds, Finding(None, math.inf), None).status == "verified"
+    for lowest in (math.nan, 0.0):
+        assert judged(spec.claim, result, bounds, Finding(None, lowest), None).status == "unknown"

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from zonogpt.domains.ellipsoidal import coordinate_radius, dual_norm
 from zonogpt.domains.finite import require_finite
-from zonogpt.domains.rounding import gamma, gammas, up
+from zonogpt.domains.rounding import gamma, gammas, room, up
 from zonogpt.methods.tape import Tape
 from zonogpt.transforms.ellipsoidal.layernorm import rounded_off
 
@@ -33,7 +33,7 @@ def adjoint(tape: Tape) -> tuple[Tensor, Tensor, dict[Where, Tensor]]:
         margins = torch.cat([margins for margins, _ in pieces], dim=1)
     else:
         lost = [tape.head.loss(_pooled_rows(tape, rows), tape.limit) for rows in every.split(ROWS, dim=1)]
-        margins = below(tape.value, torch.cat(lost, dim=1) + tape.rounding)
+        margins = below(tape.value, torch.stack([torch.cat(lost, dim=1), tape.rounding]))
         require_finite("head", margins)
         lowest = margins.argsort(1)[:, :MOST_ROWS].sort(1).values  # of each input its own: their rows have other rivals
         pieces = [_go_back(tape, rows) for rows in lowest.split(ROWS, dim=1)]
@@ -66,15 +66,15 @@ def _go_back(tape: Tape, rows: Tensor) -> tuple[Tensor, dict[Where, Tensor]]:
     products = tape.start.n_tokens[:, None, None] * z.c.shape[-1]
     start = coordinate_radius(z.Q) + gammas(products + 4, z.c.dtype, z.c) * z.symbol_radius
     losses[(0, "input", "rounding")] = rounded_off(functionals, up(start))
-    margins = below(tape.value.gather(1, rows), torch.stack(list(losses.values())).sum(0), len(losses))
+    margins = below(tape.value.gather(1, rows), torch.stack(list(losses.values())))
     require_finite("adjoint", margins)
     return margins, dict(sorted(losses.items()))
 
 
-def below(value: Tensor, loss: Tensor, terms: int = 1) -> Tensor:
-    """value - loss, rounded down, for losses that are sums of so many."""
-    loss = up(loss, terms)
-    return value - loss - up(gamma(2, value.dtype) * (value.abs() + loss))
+def below(value: Tensor, losses: Tensor) -> Tensor:
+    """At most value - losses.sum(0). A loss may be negative: the centre may lie outside of a norm's range."""
+    n, size = len(losses), value.abs() + losses.abs().sum(0)
+    return value - losses.sum(0) - up((gamma(n + 4, value.dtype) + room()) * size, n)
 
 
 def where_lost(tape: Tape, b: int) -> str:

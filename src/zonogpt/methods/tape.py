@@ -83,7 +83,7 @@ def _at_the_head(
         still, weight = norm_step(head.layer_norm, before.at_the_head(), limit), pool[: begin.before]
         pooled = pooled + torch.einsum("s,bsd->bd", weight, still.centre)
         size = size + torch.einsum("s,bsd->bd", weight.abs(), still.centre.abs() + still.reach)
-        lost = still.loss(rows[:, :, None] * weight[:, None], limit)
+        lost = still.loss(rows[:, :, None] * weight[:, None], limit).clamp(min=0)  # `up` is for sizes
         read = [still, norm]
     value = offset + (rows @ pooled[..., None]).squeeze(-1)
     # Rows are differences of the head's columns, rounded; what they are formed from is larger.

@@ -51,7 +51,7 @@ def falsify(
         return Finding(None, found.lowest)
     finding = replay(model, spec, original, found.input)
     # What was seen before rounding to float32 was seen: it forbids a proof, even if the rounded input breaks nothing.
-    return replace(finding, lowest=min(finding.lowest, found.lowest))
+    return replace(finding, lowest=min(found.lowest, finding.lowest))  # NaN behind the rounding does not count
 
 
 def replay(model: Model, spec: Spec, original: Original | None, raw: Tensor) -> Finding:

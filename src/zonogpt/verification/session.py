@@ -246,7 +246,7 @@ def judged(
     margins = outcome.margins.to("cpu", torch.float64)
     margins = margins if allowance is None else margins - allowance
     status, reason = judge(claim, margins)
-    if status == "verified" and found.lowest <= 0:  # an input, replayed or not, against which no bound counts
+    if status == "verified" and not found.lowest > 0:  # an input, replayed or not, against which no bound counts
         status, reason = "unknown", "the bounds would certify it"
     if allowance is not None and not bool(allowance.isfinite().all()):
         reason += "; the unperturbed input overflows float32, through which rounding is estimated"

@@ -221,9 +221,9 @@ def _tangent_sums(
     """Sums over all symbols, and chunk by chunk their tangents for a second use; None where they take too much memory
     and are computed twice."""
     z = source.z
-    keep = z.m * tangent_bytes(point) <= KEPT_CHUNKS * limit
+    keep = z.m * tangent_bytes(point, z.G.dtype) <= KEPT_CHUNKS * limit
     sums, kept = TangentSums(z.p, z.c.dtype), list[tuple[slice, Tangents | None]]()
-    for part in chunks(z.m, symbol_bytes(point), limit):
+    for part in chunks(z.m, symbol_bytes(point, z.G.dtype), limit):
         t = _tangents_of(point, source, part)
         sums.add(t)
         kept.append((part, t if keep else None))

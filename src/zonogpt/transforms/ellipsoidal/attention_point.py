@@ -126,13 +126,13 @@ class TangentSums:
         self.W.add(t.W)
 
 
-def symbol_bytes(point: BranchPoint) -> int:
-    """Bytes that one symbol needs on its way through the branch."""
+def symbol_bytes(point: BranchPoint, dtype: torch.dtype) -> int:
+    """Bytes that one symbol needs on its way through the branch, its tangents held in this type."""
     B, H, S, e = point.K.shape
-    return point.K.element_size() * B * (10 * S * H * e + 5 * H * point.n_queries * S)
+    return dtype.itemsize * B * (10 * S * H * e + 5 * H * point.n_queries * S)
 
 
-def tangent_bytes(point: BranchPoint) -> int:
-    """Bytes of one symbol's tangents."""
+def tangent_bytes(point: BranchPoint, dtype: torch.dtype) -> int:
+    """Bytes of one symbol's tangents, held in this type."""
     B, H, S, e = point.K.shape
-    return point.K.element_size() * B * H * ((2 * (S - point.first) + point.n_queries) * e + point.n_queries * S)
+    return dtype.itemsize * B * H * ((2 * (S - point.first) + point.n_queries) * e + point.n_queries * S)
