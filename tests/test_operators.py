@@ -11,7 +11,7 @@ from builders import attention_block, image_config, image_model, language_model,
 from trained import instances, trained
 from zonogpt.domains.interval import Interval
 from zonogpt.methods import METHODS
-from zonogpt.methods.baselines import BASELINES, CoVeNN, DeepZ, Run, Start, margins
+from zonogpt.methods.baselines import BASELINES, CoVeNN, DeepZ, Problem, Start, margins
 from zonogpt.methods.method import NonFiniteBlockError, Numerics
 from zonogpt.methods.operators.graph import CrownOperators
 from zonogpt.methods.operators.intervals import IntervalOperators
@@ -281,7 +281,7 @@ def test_counted_symbols_are_what_happens():
 
     ZonotopeOperators.__init__ = remember
     try:
-        run = Run(model, begin, rows, offset, rows.abs(), None, 1 << 28, spec.claim, "real")
+        run = Problem(model, begin, rows, offset, rows.abs(), None, 1 << 28, spec.claim, "real")
         margins(run, DeepZ(run))
     finally:
         ZonotopeOperators.__init__ = original
@@ -318,7 +318,7 @@ def test_a_block_of_covenn_begins_with_the_whole_box():
     low = torch.randn(3, 2, generator=g, dtype=torch.float64)
     box = Interval(low, low + torch.rand(3, 2, generator=g, dtype=torch.float64))
     begin = Start(low, torch.zeros(3, 1, 2, dtype=torch.float64), math.inf)
-    covenn = CoVeNN(Run(None, begin, None, None, None, None, 1 << 20, None, "real"))
+    covenn = CoVeNN(Problem(None, begin, None, None, None, None, 1 << 20, None, "real"))
     before = covenn.begin()
     before.box = box
     x, _ = covenn.behind(None, before, before)

@@ -8,7 +8,7 @@ NETWORK, INTERVALS = "methods/operators/network.py", "methods/operators/interval
 ZONOTOPES, GRAPH, BASELINES = "methods/operators/zonotopes.py", "methods/operators/graph.py", "methods/baselines.py"
 FALSIFY, ATTACK, PROJECTION = "search/falsify.py", "search/descent.py", "search/projection.py"
 VERIFY, RADIUS, RADII, COMPARE = (
-    "verification/run.py",
+    "verification/api.py",
     "studies/radii/radius.py",
     "studies/radii/search.py",
     "studies/radii/comparison.py",

@@ -148,6 +148,6 @@ METHOD_E: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("rounding of other tokens' images dropped", E_ERRORS, "inner = widened(inner, gammas(4 * e * H + 2 * e + 2 * other.sum(-1) + 32, b.dtype, parts) * parts)", "pass", ROUNDING),
     ("rounding relative to what is left of the images", E_ERRORS, "of_value, of_key = _sizes(point, pr)", "of_value = trace(pr.VV_heads).sqrt()\n    of_key = trace(pr.KK_heads).sqrt()[:, :, None] * torch.linalg.vector_norm(point.Q, dim=-1, keepdim=True)", ROUNDING),
     ("fewer pieces than GELU is told", "transforms/gelu.py", "for part in chunks(count, 8 *", "for part in chunks(count - 1, 8 *", ("test_gelu.py",)),
-    ("rounding of float64 taken for nothing", "verification/run.py", "* (unit / torch.finfo(torch.float32).eps)", "* 0", ("test_verify.py",)),
+    ("rounding of float64 taken for nothing", "verification/api.py", "* (unit / torch.finfo(torch.float32).eps)", "* 0", ("test_verify.py",)),
     ("range of LayerNorm by a square that overflows", E_LN, "ball = up(reach / torch.hypot(floor, reach / math.sqrt(d)), 12)", "ball = up(reach / (norm.tau + reach.square() / d).sqrt(), 12)", STEPS),
 ]  # fmt: skip

@@ -23,10 +23,10 @@ from zonogpt.spec.spec import Spec, embedding_ball, image_ball
 from zonogpt.studies.accuracy.certification import Certification, certify
 from zonogpt.studies.radii.comparison import Comparison, compare
 from zonogpt.studies.radii.radius import CertifiedRadius, certified_radius
+from zonogpt.verification.api import verify, verify_many
 from zonogpt.verification.certificate import write_certificate
 from zonogpt.verification.inspection import inspect
 from zonogpt.verification.result import Result
-from zonogpt.verification.run import verify, verify_many
 
 if TYPE_CHECKING:
     from zonogpt.model.vision import GPT2ForImageClassification

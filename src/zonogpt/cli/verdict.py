@@ -22,9 +22,9 @@ from zonogpt.model.hf import load
 from zonogpt.model.ir import Model
 from zonogpt.spec.spec import Spec, embedding_ball, image_ball
 from zonogpt.support.files import write_whole
+from zonogpt.verification.api import verify as run
 from zonogpt.verification.certificate import write_certificate
 from zonogpt.verification.result import Result
-from zonogpt.verification.run import verify as run
 from zonogpt.verification.witness import moved_tokens, save_witness
 
 EXIT = {"verified": 0, "unknown": 10, "falsified": 20, "timeout": 30}

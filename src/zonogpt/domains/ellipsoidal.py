@@ -126,6 +126,11 @@ def rounding(Q: Tensor, terms: int | Tensor = 0) -> Tensor:
     return gammas(k, Q.dtype, Q) * trace(Q)
 
 
+def rounded_off(functionals: Tensor, rounding: Tensor) -> Tensor:
+    """(B, K): the sum of |w| . rounding over the tokens, for functionals (B, K, n, d) and rounding (B, n, d)."""
+    return up(torch.einsum("bknd,bnd->bk", functionals.abs(), rounding), rounding[0].numel())
+
+
 def coordinate_radius(Q: Tensor) -> Tensor:
     """The ellipsoid's extent in each coordinate, (..., d)."""
     return up(Q.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt())

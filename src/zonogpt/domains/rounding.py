@@ -1,4 +1,4 @@
-"""What floating point rounds off, bounded: the only place that knows unit roundoffs.
+"""What floating point rounds off, bounded: the unit roundoffs of every method that bounds its own rounding.
 
 The model of arithmetic: +, -, *, / and sqrt are IEEE operations rounded to nearest, sums and products of matrices may
 be added up in any order, with or without fused multiply-add, elementary functions err by at most LIBRARY units u.

@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zonogpt.domains.ellipsoidal import coordinate_radius, dual_norm
+from zonogpt.domains.ellipsoidal import coordinate_radius, dual_norm, rounded_off
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.rounding import gamma, gammas, room, up
 from zonogpt.methods.tape import Tape
-from zonogpt.transforms.ellipsoidal.layernorm import rounded_off
 
 ROWS = 64  # claim rows that go back together
 MOST_ROWS = 1024  # rows that go back at all: of a language model's 50,256 only those that the forward bound leaves open
@@ -64,8 +63,8 @@ def _go_back(tape: Tape, rows: Tensor) -> tuple[Tensor, dict[Where, Tensor]]:
     losses[(0, "input", "input")] = up(moved, z.m)
     # The box of rounding that the input starts with, and what the products just above round.
     products = tape.start.n_tokens[:, None, None] * z.c.shape[-1]
-    start = coordinate_radius(z.Q) + gammas(products + 4, z.c.dtype, z.c) * z.symbol_radius
-    losses[(0, "input", "rounding")] = rounded_off(functionals, up(start))
+    box = coordinate_radius(z.Q) + gammas(products + 4, z.c.dtype, z.c) * z.symbol_radius
+    losses[(0, "input", "rounding")] = rounded_off(functionals, up(box))
     margins = below(tape.value.gather(1, rows), torch.stack(list(losses.values())))
     require_finite("adjoint", margins)
     return margins, dict(sorted(losses.items()))

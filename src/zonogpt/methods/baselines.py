@@ -62,7 +62,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Run:
+class Problem:
     """One input: where it starts, the claim folded into the head, and whom to tell about progress."""
 
     model: Model
@@ -101,7 +101,7 @@ class Analysis(Protocol[V]):
         """(K,): what is taken off the margins besides; None: nothing."""
 
 
-def margins(run: Run, analysis: Analysis[V]) -> Tensor:
+def margins(run: Problem, analysis: Analysis[V]) -> Tensor:
     """(K,): lower bounds of the claim's rows. The one loop over the blocks."""
     x = analysis.begin()
     for t, block in enumerate(run.model.blocks, start=1):
@@ -121,7 +121,7 @@ def margins(run: Run, analysis: Analysis[V]) -> Tensor:
 
 
 class Ibp:
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Problem) -> None:
         self.run, self.ops = run, IntervalOperators()
 
     def begin(self) -> Interval:
@@ -145,7 +145,7 @@ class Ibp:
 class DeepZ:
     """Generators are kept for good: memory grows with the square of S d, and with every operator."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Problem) -> None:
         self.run = run
         token, index = (run.start.local.abs().amax(-1) > 0).nonzero().unbind(1)
         self.G = run.start.c.new_zeros(len(token), *run.start.c.shape)
@@ -168,7 +168,7 @@ class DeepZ:
 class Crown:
     """All intermediate bounds by substitution down to the input itself."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Problem) -> None:
         self.run, self.ops = run, CrownOperators(run.start.lowest, run.functional_bytes)
 
     def begin(self) -> GraphNode:
@@ -207,7 +207,7 @@ def _require_finite(t: int, kind: str, *tensors: Tensor) -> None:
 class Baseline:
     name: str
     summary: str
-    analysis: Callable[[Run], Analysis[Any]]
+    analysis: Callable[[Problem], Analysis[Any]]
     planned: Callable[[Sizes, Numerics], Plan]
     rounding_bounded: bool = False
     rules: Rules = RULES
@@ -245,7 +245,7 @@ class Baseline:
         start = _start(spec, model.dtype, numerics.arithmetic)
         rows, offset = spec.claim.functionals(head).to(model.dtype)
         sizes = spec.claim.functional_sizes(head).to(model.dtype)
-        run = Run(
+        run = Problem(
             model, start, rows, offset, sizes, on_block, functional_bytes(budget), spec.claim, numerics.arithmetic
         )
         return Bounds(margins(run, self.analysis(run)), Ledger())

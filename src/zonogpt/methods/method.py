@@ -42,7 +42,7 @@ class Numerics:
 class Bounds:
     margins: Tensor  # (K,): certified lower bounds of the claim's rows
     ledger: Ledger
-    lost: str = ""  # where the error overtook the linear part, for people; empty if nowhere
+    where_lost: str = ""  # the block in which the error overtook the linear part, for people; empty if none
 
 
 class Method(Protocol):

@@ -34,8 +34,9 @@ def load(source: str | Path | PreTrainedModel) -> Model:
     """The IR of a GPT-2 model: a directory written by save_pretrained, a hub name, or a transformers model object.
 
     The network is the one that transformers runs, in evaluation: weights in the type that config.json names, and
-    nothing in an object but what its config describes. Both are compared on a few inputs. Half-precision weights are
-    then widened to float32, which is exact. Raises ModelError for anything that cannot be read or expressed.
+    nothing in an object but what its config describes. The outputs of the IR and of transformers are compared on a few
+    inputs. Half-precision weights are then widened to float32, which is exact. Raises ModelError for anything that
+    cannot be read or expressed.
     """
     if not isinstance(source, str | Path):
         return _load_object(source)

@@ -68,8 +68,10 @@ class Claim(ABC):
 
     @abstractmethod
     def functional_sizes(self, head: Head) -> Tensor:
-        """(K, d): sizes that bound, in units of a row's type and for sums of d terms, what forming the row rounds off:
-        what each of its entries is a sum of, times n_outputs / d where it adds up more than d terms."""
+        """(K, d): bounds for what forming the rows rounds off, entry by entry, in units of gamma_d.
+
+        An entry that is a sum of d terms or fewer is off by at most gamma_d times the sum of their sizes. One that
+        adds up all outputs is off by n_outputs / d times as much."""
 
     def group_values(self, margins: Tensor) -> Tensor:
         """(..., K) -> (..., G): the largest row of each group, NaN where one of its rows is."""

@@ -31,7 +31,7 @@ class Result(ByValue):
     peak_bytes: int  # peak memory of the process (CPU) or of the device during the run
     dtype: str  # of generators and tangents; all else is in float64
     device: str
-    arithmetic: Arithmetic = "real"  # what the verdict is about: see zonogpt.arithmetic
+    arithmetic: Arithmetic = "real"  # what the verdict is about: see zonogpt.model.arithmetic
     guarantee: Guarantee = "bounded"  # "estimated": methods deepz, crown and covenn only estimate their own rounding
     claim: str = "linear claim"  # what was to be proved, in words
     weights: str = "float32"  # the types of the weights, as transformers holds them

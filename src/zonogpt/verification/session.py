@@ -1,4 +1,4 @@
-"""A model made ready for a device, and runs on it: specs in, results out, batch by batch."""
+"""A model made ready for a device, and what is asked of it: specs in, results out, batch by batch."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ class Session:
         """The spec where the work is done."""
         return moved(spec, self.device, torch.float64)
 
-    def run(self, specs: Sequence[Spec], options: Options, on_block: OnBlock | None = None) -> Run:
+    def prepare(self, specs: Sequence[Spec], options: Options, on_block: OnBlock | None = None) -> Verification:
         """What is needed to verify these specs, or smaller ones around the same inputs."""
         for spec in specs:
             check_match(self.model, spec)
         with computing(self.device):
             method = METHODS[options.method].for_run(self.exact, specs, options.numerics)
-        return Run(self, method, options, on_block)
+        return Verification(self, method, options, on_block)
 
     def search(self, spec: Spec, options: Options, deadline: float = math.inf) -> Finding:
         """What a search of the spec's set comes to; gradients are taken also where the caller has switched them off."""
@@ -92,7 +92,7 @@ class NoBounds:
 
 
 @dataclass(frozen=True)
-class Run:
+class Verification:
     """A method, with its memory for what inputs have in common, on a session's model."""
 
     session: Session
@@ -251,7 +251,7 @@ def judged(
     if allowance is not None and not bool(allowance.isfinite().all()):
         reason += "; the unperturbed input overflows float32, through which rounding is estimated"
     if status == "unknown":
-        reason = joined(reason, outcome.lost, found.said)
+        reason = joined(reason, outcome.where_lost, found.said)
     return dataclasses.replace(result, status=status, margins=margins, reason=reason, ledger=outcome.ledger)
 
 

@@ -118,7 +118,7 @@ class BenchSolver:
         session = self.session(job.model)
         specs = [self.task.benchmark.spec(session.model, one.instances[0]) for one in job.propagations]
         options = replace(self.task.options, method=job.method, attack=False)
-        for i, result in session.run(specs, options).results(specs):
+        for i, result in session.prepare(specs, options).results(specs):
             solved = Solved(self.task, session, job, specs[i], result)
             for k, instance in enumerate(job.propagations[i].instances):
                 yield solved.row(instance, first=k == 0)

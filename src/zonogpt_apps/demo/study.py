@@ -11,8 +11,8 @@ from torch import Tensor
 from zonogpt.model import zoo
 from zonogpt.model.hf import load
 from zonogpt.spec.spec import image_ball
+from zonogpt.verification.api import verify
 from zonogpt.verification.result import Result
-from zonogpt.verification.run import verify
 
 METHODS = ("E", "A", "F", "D", "M", "A-literal")
 RADII = (1e-4, 3e-4, 1e-3, 2e-3, 4e-3)

@@ -105,7 +105,7 @@ class AccuracySolver:
         specs = [self.balls.spec(example, radius) for example, _ in todo]
         if not specs:
             return
-        for i, result in self.session.run(specs, self.task.proving).results(specs):
+        for i, result in self.session.prepare(specs, self.task.proving).results(specs):
             yield self._judged(todo[i][1], specs[i], result)
 
     def _without_a_run(self, blank: AccuracyRow, proof: AccuracyRow | None) -> AccuracyRow | None:

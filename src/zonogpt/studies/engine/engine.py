@@ -89,14 +89,14 @@ def collect(
     if first is None:
         return  # without workers
     with engine.hands(task, watcher.note) as hands:
-        run = Run(hands, watcher, on_row or (lambda row: None), chain([first], todo))
-        while run.hand_out():
+        dispatcher = Dispatcher(hands, watcher, on_row or (lambda row: None), chain([first], todo))
+        while dispatcher.hand_out():
             for event in hands.wait():
-                run.take_in(event)
+                dispatcher.take_in(event)
 
 
 @dataclass
-class Run(Generic[J, R]):
+class Dispatcher(Generic[J, R]):
     """Between the orders and those who work on them."""
 
     hands: Hands[J, R]

@@ -37,7 +37,7 @@ class Prober:
         left = None if math.isinf(deadline) else max(1e-9, deadline - time.perf_counter())
         options = dataclasses.replace(self.options, attack=False, timeout=left)
         before = resident_bytes(self.session.device)
-        result = self.session.run([spec], options).result(spec)
+        result = self.session.prepare([spec], options).result(spec)
         return dataclasses.replace(result, peak_bytes=max(0, result.peak_bytes - before))
 
     def _search(self, spec: Spec, deadline: float) -> Finding:

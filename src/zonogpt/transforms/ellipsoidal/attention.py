@@ -22,6 +22,7 @@ from zonogpt.domains.ellipsoidal import (
     coordinate_radius,
     lambda_max,
     minkowski,
+    rounded_off,
     rounded_out,
     support,
     symmetric_product,
@@ -53,15 +54,14 @@ from zonogpt.transforms.ellipsoidal.attention_point import (
     tangent_bytes,
     tangents,
 )
-from zonogpt.transforms.ellipsoidal.branch_rounding import (
+from zonogpt.transforms.ellipsoidal.attention_rounding import (
+    CheckerSlack,
     Linearised,
-    Spare,
     branch_rounding,
+    checker_score_values,
+    checker_slack,
     execution_error,
-    spare_room,
-    spare_score_values,
 )
-from zonogpt.transforms.ellipsoidal.layernorm import rounded_off
 from zonogpt.transforms.ellipsoidal.norm import NormStep
 from zonogpt.transforms.ellipsoidal.softmax import SoftmaxStep, softmax_step
 from zonogpt.transforms.ellipsoidal.sources import Sources
@@ -149,14 +149,14 @@ def attend(
     sizes = NormSizes(norm.centre, norm.reach)
     rounding = attention_rounding(point, source.prefix, sizes, z.G.dtype, z.m)
     sums, kept = _tangent_sums(point, source, limit)
-    spare = spare_room(point, norm, rounding) if room() else Spare()
+    slack = checker_slack(point, norm, rounding) if room() else CheckerSlack()
     errors = error_scores(asked, choices)
-    by_symbols = sums.W.noted_cover(choices.at("scores_round"), spare.score_tangents)
+    by_symbols = sums.W.noted_cover(choices.at("scores_round"), slack.score_tangents)
     score_gram = row_minkowski(point.P, by_symbols, errors.gram, note=choices.at("t_scores"))
     values = point.values()
     linear = up(sums.W.radius + errors.radius)
-    if spare.score_tangents is not None:
-        linear = linear + spare.score_tangents
+    if slack.score_tangents is not None:
+        linear = linear + slack.score_tangents
     change = changes(asked, sums, rounding)
     R_U = up(change.score_products(point) + rounding.scores)
     s = softmax_step(
@@ -170,27 +170,27 @@ def attend(
     require_finite("attention softmax", s.slope, s.error, s.total)
     score_values = s.slope[..., None] * values
     score_values = score_values - point.P[..., None, :] @ score_values
-    bent = None if spare.values is None else spare_score_values(point, s, values, spare.values)
+    checker_off = None if slack.values is None else checker_score_values(point, s, values, slack.values)
 
     G = queries.of_moving(z.G, 1).clone()
     for part, images in kept:
         G[:, :, part] += branch_images(point, images or _tangents_of(point, source, part), score_values)
     del kept, images
-    by_symbols = sums.V.noted_cover(choices.at("values_round"), spare.value_tangents)
+    by_symbols = sums.V.noted_cover(choices.at("values_round"), slack.value_tangents)
     value_gram = minkowski(by_symbols, source.VV_heads, note=choices.at("t_values"))
     product = value_products(point, s, score_gram, value_gram, choices.at("t_products"))
-    local = minkowski(softmax_cover(s, point.log_P, values, choices, spare.values), product, note=choices.at("t_fresh"))
+    local = minkowski(softmax_cover(s, point.log_P, values, choices, slack.values), product, note=choices.at("t_fresh"))
     shifted = point.O + (s.shift[..., None, :] @ values).squeeze(-2)  # (B, H, I, e)
     at = Linearised(linear, score_values, shifted)
     skip = Skip(queries.of_moving(z.c, 1), queries.of_moving(z.radius, 1))
-    off = {dtype: branch_rounding(point, rounding, s, at, skip, dtype) for dtype in {z.c.dtype, z.G.dtype}}
+    lost = {dtype: branch_rounding(point, rounding, s, at, skip, dtype) for dtype in {z.c.dtype, z.G.dtype}}
     executed = torch.zeros_like(norm.centre)
     if arithmetic == "float32":
         executed = norm.execution_error()
         error = execution_error(point, source, rounding, s, executed, skip)
-        off = {dtype: x + error for dtype, x in off.items()}
-    images_of_scores = ScoreImages(score_values, errors.key, bent)
-    Q, image_weights = error_images(asked, images_of_scores, local, off[z.G.dtype], limit)
+        lost = {dtype: x + error for dtype, x in lost.items()}
+    images_of_scores = ScoreImages(score_values, errors.key, checker_off)
+    Q, image_weights = error_images(asked, images_of_scores, local, lost[z.G.dtype], limit)
     c = skip.centre + dense(attention.join_heads(shifted), attention.w_o, attention.b_o)
     out = EllipsoidalZonotope(c=c, G=G, Q=Q, p=z.p)
     require_finite("attention output", out.c, out.G, out.Q)
@@ -205,7 +205,7 @@ def attend(
         R_U=R_U,
         t=image_weights,
         executed=executed,
-        rounding=off[z.c.dtype],
+        rounding=lost[z.c.dtype],
         choices=choices,
     )
     return out, step
@@ -268,7 +268,7 @@ def softmax_cover(
 
     Without a slope that sum is sum_j p_j v'_j for a distribution p with p_j <= P_j + total_j, and
     (sum_j p_j l_j)^2 <= sum_j p_j l_j^2: probabilities add up to 1, however many keys may rise. `off` (B, H, I, S), if
-    given, is how far another program's values may be.
+    given, is how far the certificate checker's values may be.
     """
     choices = Choices() if choices is None else choices
     common = s.common[..., None, :] @ values  # one more direction, with coefficient xi

@@ -23,14 +23,14 @@ from zonogpt.domains.ellipsoidal import (
     widened,
 )
 from zonogpt.domains.rounding import gamma, up
-from zonogpt.transforms.ellipsoidal.attention_point import BranchPoint
-from zonogpt.transforms.ellipsoidal.error_rounding import (
+from zonogpt.transforms.ellipsoidal.attention_errors_rounding import (
     Crossed,
     cross_rounding,
     crossed_rounding,
     others_rounding,
     own_rounding,
 )
+from zonogpt.transforms.ellipsoidal.attention_point import BranchPoint
 from zonogpt.transforms.ellipsoidal.sources import Sources, by_head, head_blocks, head_grams
 
 
@@ -130,7 +130,7 @@ class ScoreImages:
 
     values: Tensor  # (B, H, I, S, e)
     key: Tensor  # as in ErrorScores
-    off: Tensor | None = None  # (B, H, I, S): how far another program's values may be, in length; None: nobody compares
+    off: Tensor | None = None  # (B, H, I, S): how far the checker's values may be, in length; None: no certificate
 
 
 def error_images(

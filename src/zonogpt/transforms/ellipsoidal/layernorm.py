@@ -9,8 +9,8 @@ with e_rho and d_rho *scalars* per token. The middle of e_rho's interval moves t
 ellipsoid multiply to at most half of what their maxima do, around a centre that moves too. Where all this is larger
 than LayerNorm's own range (|xhat| < sqrt(d)), the slope is dropped and the range is all that is said.
 
-z0, rho(a0) and k stand for the numbers that were computed, and J for the map that they define: what they lack to be
-what their names say is part of the error. Derivations: docs/math.md, sections "Method E: LayerNorm" and "Rounding".
+z0, rho(a0) and k stand for the numbers that were computed, and J for the map that they define: their rounding error is
+part of the step's error. Derivations: docs/math.md, sections "Method E: LayerNorm" and "Rounding".
 """
 
 from __future__ import annotations
@@ -57,9 +57,8 @@ from zonogpt.transforms.queries import Queries
 class LayerNormStep:
     """For every x in Z:  LN(x) = centre + J (x - c) + e + s,  |s| <= rounding,  e + s in the ellipsoid of `error_gram`.
 
-    J is LayerNorm's Jacobian at c where `sloped`, zero elsewhere. `rounding` also bounds what applying J in floating
-    point takes away: |w| . rounding is at least the difference for any functional w, forward and backward, and so does
-    error_gram for the tangents.
+    J is LayerNorm's Jacobian at c where `sloped`, zero elsewhere. Both bounds of s hold whatever applying J rounds off:
+    `rounding` to functionals, in the type of z.c; `error_gram` to tangents, in the type of z.G.
     """
 
     norm: Norm
@@ -219,11 +218,6 @@ def _sum_up(x: Tensor) -> Tensor:
     return x.sum(1) + gamma(x.shape[1] + 2, x.dtype) * x.abs().sum(1)
 
 
-def rounded_off(functionals: Tensor, rounding: Tensor) -> Tensor:
-    """(B, K): the sum of |w| . rounding over the tokens, for functionals (B, K, n, d)."""
-    return up(torch.einsum("bknd,bnd->bk", functionals.abs(), rounding), rounding[0].numel())
-
-
 def layernorm_step(norm: Norm, z: EllipsoidalZonotope, limit: int) -> LayerNormStep:
     """The contract of LayerNormStep over z. Memory O(B n d^2) and `limit` bytes of centred tangents."""
     d, wide, choices = z.c.shape[-1], z.c.dtype, Choices()
@@ -234,7 +228,7 @@ def layernorm_step(norm: Norm, z: EllipsoidalZonotope, limit: int) -> LayerNormS
     centring = centring_rounding(norm, at, z)
     Q = centred_gram(norm, z.Q)
     z0_dot = up(along.radius[..., 0] + support(Q, z0[..., None, :])[..., 0] + centring.dot)
-    symbols = spread.noted_cover(choices.at("symbols_round"), centring.spare)
+    symbols = spread.noted_cover(choices.at("symbols_round"), centring.checker)
     Q_D = minkowski(symbols, Q, box=centring.box, note=choices.at("t_deviation"))
     r = up(lambda_max(Q_D, squarings=2).sqrt())  # |D| <= r
     require_finite("LayerNorm input", z0, z0_dot, r)

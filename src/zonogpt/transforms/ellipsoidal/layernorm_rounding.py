@@ -27,7 +27,7 @@ class CentringRounding:
 
     dot: Tensor  # (B, n): of |z0 . D|
     box: Tensor  # (B, n, d): of D
-    spare: Tensor | None  # (B, n, d): how far another program's centred tangents may be; None: none will compare
+    checker: Tensor | None  # (B, n, d): how far the checker's centred tangents may be; None: no certificate
 
 
 def centring_rounding(norm: Norm, at: NormPoint, z: EllipsoidalZonotope) -> CentringRounding:
@@ -35,8 +35,8 @@ def centring_rounding(norm: Norm, at: NormPoint, z: EllipsoidalZonotope) -> Cent
     part = gamma(d + 4, z.G.dtype)
     rounded = part * length(z.symbol_radius)
     box = ((at.missed + 2 * rounded) / math.sqrt(d))[..., None].expand(at.z0.shape)
-    spare = part * norm.centred_size(z.symbol_radius) if room() else None
-    return CentringRounding(at.size * (at.missed + 4 * rounded), box, spare)
+    checker = part * norm.centred_size(z.symbol_radius) if room() else None
+    return CentringRounding(at.size * (at.missed + 4 * rounded), box, checker)
 
 
 @dataclass(frozen=True)

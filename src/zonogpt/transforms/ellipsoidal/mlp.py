@@ -21,6 +21,7 @@ from zonogpt.domains.ellipsoidal import (
     box_cover,
     handed_on,
     minkowski,
+    rounded_off,
     sandwich,
     support,
 )
@@ -30,7 +31,6 @@ from zonogpt.domains.symbols import SymbolSums
 from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.nodes import Block, Mlp, dense
 from zonogpt.transforms.activations import bounds_of
-from zonogpt.transforms.ellipsoidal.layernorm import rounded_off
 from zonogpt.transforms.ellipsoidal.mlp_rounding import (
     StripSizes,
     executed,

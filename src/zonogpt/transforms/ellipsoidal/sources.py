@@ -1,6 +1,7 @@
-"""Tokens as the queries of an attention block see them: keys and values, and how far these move.
+"""Tokens as the queries of an attention block see them: keys and values at the centre, and the Grams of their errors.
 
-A key/value cache of sets: it does not depend on who asks. Axes as in attention_point.py.
+A key/value cache of sets: it does not depend on who asks. What the symbols do to keys and values, `attend` computes
+chunk by chunk. Axes as in attention_point.py.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from zonogpt.model.ir import Model
 from zonogpt.spec.spec import Spec
 from zonogpt.verification.options import Options, as_device, as_dtype, check_list
 from zonogpt.verification.result import Result
-from zonogpt.verification.session import Run, Session
+from zonogpt.verification.session import Session, Verification
 
 HALVINGS = 10  # of the radius, in search of one that holds
 
@@ -59,7 +59,7 @@ def verify(
         method=method, attack=attack, timeout=timeout, device=as_device(device), dtype=as_dtype(dtype),
         budget_bytes=budget_bytes, arithmetic=check_arithmetic(arithmetic), seed=seed, hint=hint,
     )  # fmt: skip
-    run = Session.open(model, options).run([spec], options, on_block)
+    run = Session.open(model, options).prepare([spec], options, on_block)
     result = run.result(spec)
     hopeless = result.status != "unknown" or result.stopped == "memory"
     if not options.hint or method != "E" or hopeless or not spec.radius:  # a box has none
@@ -70,7 +70,7 @@ def verify(
     return dataclasses.replace(result, certified_radius=smaller, reason=result.reason + advice)
 
 
-def smaller_radius(run: Run, spec: Spec, seconds: float) -> float | None:
+def smaller_radius(run: Verification, spec: Spec, seconds: float) -> float | None:
     """A radius below the spec's that the run certifies: by halving, then one step back up; None if none was found.
 
     Radii of three digits: what is printed is what was proved.
@@ -127,7 +127,7 @@ def verify_many(
         budget_bytes=budget_bytes, arithmetic=check_arithmetic(arithmetic), seed=seed,
     )  # fmt: skip
     results: dict[int, Result] = {}
-    for index, result in Session.open(model, options).run(specs, options, on_block).results(specs):
+    for index, result in Session.open(model, options).prepare(specs, options, on_block).results(specs):
         results[index] = result
         if on_result is not None:
             on_result(index, result)

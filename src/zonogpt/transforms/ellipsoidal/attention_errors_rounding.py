@@ -49,7 +49,7 @@ class Crossed:
 
     P: Tensor
     length_b: Tensor  # of the coefficients b
-    off_b: Tensor | None  # how far another program's b may be
+    off_b: Tensor | None  # how far the checker's b may be
     inverse: Tensor
     queries: slice
 

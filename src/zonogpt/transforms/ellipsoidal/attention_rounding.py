@@ -29,16 +29,16 @@ class Linearised:
 
 
 @dataclass(frozen=True)
-class Spare:
-    """How far numbers at the centre, and all symbols' tangents together, may be from those of another program: what is
-    nothing but rounding is another number there. None: no other program will compare."""
+class CheckerSlack:
+    """How far what the certificate checker computes may be from what is computed here, by rounding on either side:
+    numbers at the centre, and all symbols' tangents together. None: no certificate is written."""
 
     values: Tensor | None = None  # (B, H, I, S): the length of V_j - O_i
     score_tangents: Tensor | None = None  # (B, H, I, S)
     value_tangents: Tensor | None = None  # (B, H, n, e)
 
 
-def spare_room(point: BranchPoint, norm: NormStep, r: AttentionRounding) -> Spare:
+def checker_slack(point: BranchPoint, norm: NormStep, r: AttentionRounding) -> CheckerSlack:
     (S, e), P, wide = point.K.shape[-2:], point.P, point.P.dtype
     d = point.attention.longest
     lost = norm.rounding @ point.attention.w_v.abs()  # what LayerNorm's output at the centre may be off by
@@ -48,15 +48,15 @@ def spare_room(point: BranchPoint, norm: NormStep, r: AttentionRounding) -> Spar
     moved = (P * r.scores) @ point.V.abs()
     centre = P @ size + 2 * moved + point.doubt[..., None] * (P @ point.V.abs())
     mean = (P * r.U_moving).sum(-1, keepdim=True)
-    return Spare(
+    return CheckerSlack(
         values=up(length(size)[..., None, :] + length(centre)[..., None], S),
         score_tangents=up(gamma(d + e + 2 * S + 16, wide) * (r.U_moving + mean), S).masked_fill(point.hidden, 0.0),
         value_tangents=r.of_tangents(r.V_moving, wide),
     )
 
 
-def spare_score_values(point: BranchPoint, s: SoftmaxStep, values: Tensor, off: Tensor) -> Tensor:
-    """(B, H, I, S): how far another program's slope_j v'_j, centred, may be, in length; `off` is that of its v'_j."""
+def checker_score_values(point: BranchPoint, s: SoftmaxStep, values: Tensor, off: Tensor) -> Tensor:
+    """(B, H, I, S): how far the checker's slope_j v'_j, centred, may be, in length; `off` is that of its v'_j."""
     bent = s.slope.abs() * (off + gamma(point.P.shape[-1] + 16, off.dtype) * length(values))
     return up(bent + (point.P * bent).sum(-1, keepdim=True), point.P.shape[-1])
 
