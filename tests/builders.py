@@ -10,7 +10,8 @@ from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadMo
 
 import zonogpt
 from zonogpt.domains.structured import StructuredZonotope
-from zonogpt.model.nodes import Attention, Block, Mlp, Norm
+from zonogpt.model.ir import Model, TokenEmbedding
+from zonogpt.model.nodes import Attention, Block, Head, Mlp, Node, Norm
 
 
 def generator(seed: int) -> torch.Generator:
@@ -50,6 +51,12 @@ def mlp_block(seed: int, d: int = 6, hidden: int = 12, scale: float = 0.8, biase
     norm = layer_norm(g, d)
     mlp = Mlp(scale * randn(g, d, hidden), randn(g, hidden), scale * randn(g, hidden, d), randn(g, d))
     return Block(norm, mlp) if biases else changed(without_beta(Block(norm, mlp)), b_1=None, b_2=None)
+
+
+def by_hand(tokens: Tensor, blocks: tuple[Node, ...], head: Head) -> Model:
+    """A language model of these nodes, for embeddings `tokens` (vocabulary, d); no file is its like."""
+    embedding = TokenEmbedding(tokens, torch.zeros_like(tokens))
+    return Model(embedding, blocks, head, "GPT2LMHeadModel", "by hand")
 
 
 def without_beta(block: Block) -> Block:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import zonogpt
-from builders import attention_block, image_config, image_model, language_model, mlp_block, text_classifier
+from builders import attention_block, by_hand, image_config, image_model, language_model, mlp_block, text_classifier
 from trained import instances, trained
 from zonogpt.domains.interval import Interval
 from zonogpt.methods import METHODS
@@ -19,7 +19,6 @@ from zonogpt.methods.operators.network import block_output, claim, pooled
 from zonogpt.methods.operators.plan import plan_zonotopes
 from zonogpt.methods.operators.zonotopes import DenseZonotope, ZonotopeOperators
 from zonogpt.methods.plan import whole_sizes
-from zonogpt.model.ir import Model, TokenEmbedding
 from zonogpt.model.nodes import Attention, Block, Head, Mlp, Norm
 from zonogpt.search.descent import attack
 from zonogpt.spec.inputs import centre_and_noise
@@ -404,12 +403,6 @@ def test_rows_of_softmax_that_overflow_keep_their_range():
         assert box.lower.isfinite().all()
         assert box.upper.isfinite().all()
         holds(box, y)
-
-
-def by_hand(tokens, blocks, head):
-    d = tokens.shape[1]
-    embedding = TokenEmbedding(tokens, torch.zeros(len(tokens), d, dtype=torch.float64))
-    return Model(embedding, blocks, head, "GPT2LMHeadModel", "by hand")
 
 
 def test_ends_that_overflowed_are_no_bounds():

@@ -78,7 +78,7 @@ def below(value: Tensor, losses: Tensor) -> Tensor:
 
 def where_lost(tape: Tape, b: int) -> str:
     """The first block behind which the errors are larger than what the input's symbols do linearly."""
-    states = [step.norm.z for step in tape.steps[1:]] + [tape.head.z]
+    states = [step.z for step in tape.steps[1:]] + [tape.head.z]
     for step, (t, z) in zip(tape.steps, enumerate(states, start=1), strict=True):
         linear = float(dual_norm(z.G[b], z.p, -2).mean())
         error = float(coordinate_radius(z.Q[b]).mean())

@@ -21,10 +21,10 @@ from zonogpt.domains.rounding import gamma, up
 from zonogpt.domains.structured import rounded_up
 from zonogpt.methods.ledger import Ledger
 from zonogpt.methods.method import Bounds, NonFiniteBlockError, NotEnoughMemoryError, Numerics, OnBlock, Progress
-from zonogpt.methods.operators.executions import execution_of_block, execution_of_head
+from zonogpt.methods.operators.executions import EXECUTED, execution_of_block, execution_of_head
 from zonogpt.methods.operators.graph import CrownOperators, GraphNode
 from zonogpt.methods.operators.intervals import IntervalOperators
-from zonogpt.methods.operators.network import RULES, Operators, V, block_output, claim, pooled
+from zonogpt.methods.operators.network import BLOCKS, NORMS, Operators, V, block_output, claim, pooled
 from zonogpt.methods.operators.plan import functional_bytes, plan_graph, plan_intervals, plan_zonotopes
 from zonogpt.methods.operators.zonotopes import DenseZonotope, ZonotopeOperators
 from zonogpt.methods.plan import Plan, Sizes, whole_sizes
@@ -37,6 +37,7 @@ from zonogpt.spec.inputs import centre_and_noise
 from zonogpt.spec.spec import Spec
 from zonogpt.transforms.execution import embedding_rounding
 
+RULES = Rules(blocks=frozenset(BLOCKS), executed=EXECUTED, norms=frozenset(NORMS))
 ROWS = 1024  # claim rows that are bounded together: a language model has 50,256
 
 

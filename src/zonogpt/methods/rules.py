@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from zonogpt.errors import ModelError
 from zonogpt.model.activations import Activation
+from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.ir import Model
 from zonogpt.transforms.activations import ACTIVATIONS
 
@@ -15,16 +16,25 @@ LAYER_NORM = "LayerNorm"
 
 @dataclass(frozen=True)
 class Rules:
-    """The kinds of nodes (model/nodes.py) that a family can bound."""
+    """The kinds of nodes (model/nodes.py) that a family can bound.
+
+    `executed` are those, norms among them, whose rules also bound executions in float32: a rule that does not say so is
+    about real arithmetic only.
+    """
 
     blocks: frozenset[str]
+    executed: frozenset[str]
     norms: frozenset[str] = frozenset({LAYER_NORM})
     activations: frozenset[Activation] = frozenset(ACTIVATIONS)
 
-    def require(self, model: Model, who: str) -> None:
-        """ModelError unless there is a rule for every part of the model."""
+    def require(self, model: Model, who: str, arithmetic: Arithmetic = "real") -> None:
+        """ModelError unless there is a rule for every part of the model, in this arithmetic."""
         for part, where in self._missing(model):
             raise ModelError(f"{who} has no rule for {part} ({where} of {model.name})")
+        if arithmetic != "real":
+            kinds = {block.kind for block in model.blocks} | {norm.kind for norm in model.norms}
+            for kind in sorted(kinds - self.executed):
+                raise ModelError(f"{who} has no rule for executions of {kind} in {arithmetic} ({model.name})")
 
     def cover(self, model: Model) -> bool:
         return next(self._missing(model), None) is None

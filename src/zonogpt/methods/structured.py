@@ -38,6 +38,8 @@ from zonogpt.transforms.structured.head import claim_lower_bounds
 from zonogpt.transforms.structured.mlp import fused_mlp, sequential_mlp
 from zonogpt.transforms.structured.widths import Widths
 
+EXECUTED = frozenset({"attention", "mlp", "LayerNorm"})  # whose transforms heed `arithmetic`
+
 
 @dataclass(frozen=True)
 class Transform:
@@ -59,7 +61,7 @@ class StructuredMethod:
 
     @property
     def rules(self) -> Rules:
-        return Rules(blocks=frozenset(self.transforms))
+        return Rules(blocks=frozenset(self.transforms), executed=EXECUTED)
 
     def sizes(self, model: Model, spec: Spec) -> Sizes:
         return whole_sizes(model, spec)

@@ -30,7 +30,13 @@ class Step(Protocol):
     @property
     def kind(self) -> str: ...
     @property
-    def norm(self) -> NormStep: ...
+    def z(self) -> EllipsoidalZonotope:
+        """The set before the block."""
+
+    @property
+    def norm(self) -> NormStep | None:
+        """The block's norm; None where it has none."""
+
     @property
     def choices(self) -> Choices: ...
 
@@ -66,7 +72,8 @@ def _mlp(block: Block[Mlp], z: EllipsoidalZonotope, at: Surroundings) -> tuple[E
 
 
 STEPS: Mapping[str, Rule] = {"attention": _attention, "mlp": _mlp}
-RULES = Rules(blocks=frozenset(STEPS), norms=frozenset(NORMS))
+EXECUTED = frozenset({"attention", "mlp", "LayerNorm"})  # whose rules heed `arithmetic`
+RULES = Rules(blocks=frozenset(STEPS), executed=EXECUTED, norms=frozenset(NORMS))
 
 
 @dataclass(frozen=True)

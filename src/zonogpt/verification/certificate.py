@@ -25,7 +25,7 @@ from torch import Tensor
 from zonogpt.domains.choices import Choices
 from zonogpt.domains.finite import NonFiniteBoundError
 from zonogpt.domains.rounding import room, with_room
-from zonogpt.errors import CertificateError, OptionError
+from zonogpt.errors import CertificateError, ModelError, OptionError
 from zonogpt.methods.adjoint import adjoint
 from zonogpt.methods.ellipsoidal import sizes
 from zonogpt.methods.method import NonFiniteBlockError, OnBlock
@@ -75,6 +75,7 @@ def write_certificate(
     """
     check_match(model, spec)
     RULES.require(model, "a certificate")
+    _require_gpt2(model)
     _require_expressible(spec)
     _require_checkable(model, Path(file), check)
     at = resolve_device(device, model)
@@ -149,8 +150,19 @@ def _packed(arrays: Arrays, about: dict[str, Any]) -> bytes:
     return content.replace(f'"digest":"{ZEROS}"'.encode(), f'"digest":"{said}"'.encode(), 1)
 
 
+def _require_gpt2(model: Model) -> None:
+    """ModelError for what the files of a GPT-2 cannot say, and `model_digest` therefore does not cover."""
+    wanted = "mean" if model.embedding.reads == "images" else "last"
+    if not model.causal:
+        raise ModelError(f"a certificate has no rule for bidirectional attention ({model.name})")
+    if model.head.reading != wanted:
+        raise ModelError(f"a certificate has no rule for a head that reads {model.head.reading} ({model.name})")
+    if len({norm.tau for norm in model.norms}) > 1:
+        raise ModelError(f"a certificate has no rule for norms of several epsilons ({model.name})")
+
+
 def model_digest(model: Model) -> str:
-    """sha256 of everything that the outputs depend on, weights as float64."""
+    """sha256 of all that the files of a GPT-2 say about its outputs, weights as float64."""
     image: list[int] = []
     if model.embedding.reads == "images":
         embedding = image_embedding(model)
@@ -234,12 +246,14 @@ def _wider(loss: Tensor, times: int = 1) -> Tensor:
 
 def _blocks(arrays: Arrays, tape: Tape) -> None:
     """The sets between the blocks, and each step's choices and bounds."""
-    norms = [step.norm for step in tape.steps] + [tape.head]
+    sets = [step.z for step in tape.steps] + [tape.head.z]
     places = [f"block {t} ({step.kind})" for t, step in enumerate(tape.steps, start=1)]
-    for place, norm in zip(["input", *places], norms, strict=True):
-        arrays |= {f"{place}.c": _floats(norm.z.c[0]), f"{place}.Q": _floats(norm.z.Q[0])}
+    for place, z in zip(["input", *places], sets, strict=True):
+        arrays |= {f"{place}.c": _floats(z.c[0]), f"{place}.Q": _floats(z.Q[0])}
     for place, step in zip(places, tape.steps, strict=True):
-        arrays |= _norm(place, step.norm, slice(None)) | _choices(place, step.choices)
+        if step.norm is not None:
+            arrays |= _norm(place, step.norm, slice(None))
+        arrays |= _choices(place, step.choices)
         arrays |= {f"{place}.{name}": array for name, array in WRITTEN[step.kind](step).items()}
     arrays |= _norm("head", tape.head, slice(None) if bool((tape.pool > 0).all()) else slice(-1, None))
 
@@ -275,7 +289,12 @@ def _layer_norm(place: str, norm: LayerNormStep, tokens: slice) -> Arrays:
 
 
 WRITTEN_NORMS: Mapping[str, Callable[[str, Any, slice], Arrays]] = {"LayerNorm": _layer_norm}
-RULES = Rules(frozenset(WRITTEN), frozenset(WRITTEN_NORMS), frozenset({GELU_TANH}))  # what the checker knows
+RULES = Rules(  # what the checker knows
+    blocks=frozenset(WRITTEN),
+    executed=frozenset(),
+    norms=frozenset(WRITTEN_NORMS),
+    activations=frozenset({GELU_TANH}),
+)
 
 
 def _choices(place: str, choices: Choices, tokens: slice = slice(None)) -> Arrays:

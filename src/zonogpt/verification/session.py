@@ -258,7 +258,7 @@ def judged(
 def check_ready(model: Model, options: Options, elsewhere: bool = False) -> None:
     """OptionError unless these options suit the model, and its device is here, or `elsewhere`."""
     check_model(model)
-    METHODS[options.method].rules.require(model, f"method {options.method}")
+    METHODS[options.method].rules.require(model, f"method {options.method}", options.arithmetic)
     check_executable(model, options.arithmetic)
     if not elsewhere:
         usable(options.device, model)

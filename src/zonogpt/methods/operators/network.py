@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from zonogpt.domains.interval import Interval
-from zonogpt.methods.rules import Rules
 from zonogpt.model.nodes import Attention, Block, Head, Mlp, Node, Norm
 from zonogpt.transforms.activations import bounds_of
 from zonogpt.transforms.functions import RECIPROCAL, SQRT, SQUARE, Function, ShiftedExp
@@ -171,6 +170,3 @@ def times(ops: Operators[V], x: V, y: V, known: Interval | None = None) -> V:
     column = None if known is None else known.arranged(COLUMN.there)
     product = ops.matmul(ops.arrange(x, COLUMN), ops.arrange(y, COLUMN), column)  # (..., n, 1) @ (..., 1, 1)
     return ops.arrange(product, FLAT)
-
-
-RULES = Rules(blocks=frozenset(BLOCKS), norms=frozenset(NORMS))

@@ -90,6 +90,11 @@ class AttentionStep:
     kind = "attention"
 
     @property
+    def z(self) -> EllipsoidalZonotope:
+        """The set before the block."""
+        return self.norm.z
+
+    @property
     def as_prefix(self) -> Prefix:
         """The moving tokens of this step as later tokens see them, if nothing but rounding moves them."""
         return Prefix(self.norm.centre, self.key_radius, self.value_radius, self.norm.output_size, self.executed)

@@ -55,6 +55,11 @@ class MlpStep:
     kind = "mlp"
     as_prefix = None  # no token sees another
 
+    @property
+    def z(self) -> EllipsoidalZonotope:
+        """The set before the block."""
+        return self.norm.z
+
     def pull(self, functionals: Tensor, limit: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Functionals (B, K, n, d) of the block's output as functionals of its input, and what each error takes."""
         hidden = functionals @ self.mlp.w_2.T  # (B, K, n, f)
