@@ -77,7 +77,7 @@ def test_heads_without_a_rule_are_refused_by_name(case, monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["E", "A", "F", "M", "D", "ibp"])
-@pytest.mark.parametrize("kind", ["attention", "mlp", "LayerNorm"])
+@pytest.mark.parametrize("kind", ["attention", "mlp", "LayerNorm", "tanh-GELU"])
 def test_a_rule_is_about_real_arithmetic_unless_it_says_otherwise(method, kind, monkeypatch):
     model = model_of(ATTENTION, MLP).converted(torch.device("cpu"), torch.float32)
     model = replace(model, embedding=replace(model.embedding, tokens=TOKENS.float(), positions=TOKENS.float() * 0))
@@ -97,7 +97,8 @@ def test_tables_of_one_family_know_the_same_kinds():
     assert set(BLOCKS) == set(SYMBOLS) >= set(EXECUTIONS)
     assert set(certificate.WRITTEN) == set(certificate.WEIGHTS) <= set(walk.STEPS)
     for method in METHODS.values():
-        assert method.rules.executed <= method.rules.blocks | method.rules.norms
+        rules = method.rules
+        assert rules.executed <= rules.blocks | rules.norms | {activation.name for activation in rules.activations}
 
 
 def test_certificates_are_about_what_the_files_of_a_gpt2_can_say():

@@ -35,9 +35,10 @@ from zonogpt.model.nodes import Head, Node
 from zonogpt.spec.claims import Claim
 from zonogpt.spec.inputs import centre_and_noise
 from zonogpt.spec.spec import Spec
+from zonogpt.transforms.activations import ACTIVATIONS
 from zonogpt.transforms.execution import embedding_rounding
 
-RULES = Rules(blocks=frozenset(BLOCKS), executed=EXECUTED, norms=frozenset(NORMS))
+RULES = Rules(frozenset(BLOCKS), frozenset(NORMS), frozenset(ACTIVATIONS), EXECUTED)
 ROWS = 1024  # claim rows that are bounded together: a language model has 50,256
 
 

@@ -9,23 +9,20 @@ from zonogpt.errors import ModelError
 from zonogpt.model.activations import Activation
 from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.ir import Model
-from zonogpt.transforms.activations import ACTIVATIONS
-
-LAYER_NORM = "LayerNorm"
 
 
 @dataclass(frozen=True)
 class Rules:
     """The kinds of nodes (model/nodes.py) that a family can bound.
 
-    `executed` are those, norms among them, whose rules also bound executions in float32: a rule that does not say so is
-    about real arithmetic only.
+    `executed` are those, norms and activations among them, that it also bounds in executions in float32: a rule that
+    does not say so is about real arithmetic only.
     """
 
     blocks: frozenset[str]
+    norms: frozenset[str]
+    activations: frozenset[Activation]
     executed: frozenset[str]
-    norms: frozenset[str] = frozenset({LAYER_NORM})
-    activations: frozenset[Activation] = frozenset(ACTIVATIONS)
 
     def require(self, model: Model, who: str, arithmetic: Arithmetic = "real") -> None:
         """ModelError unless there is a rule for every part of the model, in this arithmetic."""
@@ -33,6 +30,7 @@ class Rules:
             raise ModelError(f"{who} has no rule for {part} ({where} of {model.name})")
         if arithmetic != "real":
             kinds = {block.kind for block in model.blocks} | {norm.kind for norm in model.norms}
+            kinds |= {activation.name for block in model.blocks for activation in block.shape.activations}
             for kind in sorted(kinds - self.executed):
                 raise ModelError(f"{who} has no rule for executions of {kind} in {arithmetic} ({model.name})")
 

@@ -26,6 +26,7 @@ from zonogpt.methods.ledger import Ledger, LedgerEntry
 from zonogpt.methods.method import Bounds, NonFiniteBlockError, Numerics, OnBlock, Progress
 from zonogpt.methods.plan import Growth, Plan, Sizes, plan_structured, whole_sizes
 from zonogpt.methods.rules import Rules
+from zonogpt.model.activations import GELU_TANH
 from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.ir import Model
 from zonogpt.model.nodes import Node
@@ -38,7 +39,8 @@ from zonogpt.transforms.structured.head import claim_lower_bounds
 from zonogpt.transforms.structured.mlp import fused_mlp, sequential_mlp
 from zonogpt.transforms.structured.widths import Widths
 
-EXECUTED = frozenset({"attention", "mlp", "LayerNorm"})  # whose transforms heed `arithmetic`
+NORMS, ACTIVATIONS = frozenset({"LayerNorm"}), frozenset({GELU_TANH})  # that the transforms are about
+EXECUTED = frozenset({"attention", "mlp", "LayerNorm", "tanh-GELU"})  # of which they heed `arithmetic`
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class StructuredMethod:
 
     @property
     def rules(self) -> Rules:
-        return Rules(blocks=frozenset(self.transforms), executed=EXECUTED)
+        return Rules(frozenset(self.transforms), NORMS, ACTIVATIONS, EXECUTED)
 
     def sizes(self, model: Model, spec: Spec) -> Sizes:
         return whole_sizes(model, spec)

@@ -16,6 +16,7 @@ from zonogpt.methods.rules import Rules
 from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.ir import Model
 from zonogpt.model.nodes import Attention, Block, Mlp
+from zonogpt.transforms.activations import ACTIVATIONS
 from zonogpt.transforms.ellipsoidal.attention import attend
 from zonogpt.transforms.ellipsoidal.mlp import mlp_step
 from zonogpt.transforms.ellipsoidal.norm import NORMS, NormStep
@@ -38,10 +39,15 @@ class Step(Protocol):
         """The block's norm; None where it has none."""
 
     @property
-    def choices(self) -> Choices: ...
+    def choices(self) -> Choices:
+        """What a certificate must repeat; empty where certificates have no rule for the block."""
 
     def pull(self, functionals: Tensor, limit: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """Functionals (B, K, I, d) of the block's output as functionals (B, K, n, d) of its input, and the losses."""
+        """Functionals (B, K, I, d) of the block's output as functionals (B, K, n, d) of its input, and the losses.
+
+        A loss (B, K) bounds what one error of the step takes from every row, by the error's name. That of "rounding"
+        holds all that the step rounds off, forward and backward.
+        """
 
     @property
     def as_prefix(self) -> Prefix | None:
@@ -72,8 +78,8 @@ def _mlp(block: Block[Mlp], z: EllipsoidalZonotope, at: Surroundings) -> tuple[E
 
 
 STEPS: Mapping[str, Rule] = {"attention": _attention, "mlp": _mlp}
-EXECUTED = frozenset({"attention", "mlp", "LayerNorm"})  # whose rules heed `arithmetic`
-RULES = Rules(blocks=frozenset(STEPS), executed=EXECUTED, norms=frozenset(NORMS))
+EXECUTED = frozenset({"attention", "mlp", "LayerNorm", "tanh-GELU"})  # whose rules heed `arithmetic`
+RULES = Rules(frozenset(STEPS), frozenset(NORMS), frozenset(ACTIVATIONS), EXECUTED)
 
 
 @dataclass(frozen=True)

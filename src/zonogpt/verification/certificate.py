@@ -291,9 +291,9 @@ def _layer_norm(place: str, norm: LayerNormStep, tokens: slice) -> Arrays:
 WRITTEN_NORMS: Mapping[str, Callable[[str, Any, slice], Arrays]] = {"LayerNorm": _layer_norm}
 RULES = Rules(  # what the checker knows
     blocks=frozenset(WRITTEN),
-    executed=frozenset(),
     norms=frozenset(WRITTEN_NORMS),
     activations=frozenset({GELU_TANH}),
+    executed=frozenset(),
 )
 
 

@@ -41,7 +41,7 @@ def _of_mlp(block: Block[Mlp], x: Interval) -> Tensor:
 
 
 EXECUTIONS: Mapping[str, Callable[[Any, Interval], Tensor]] = {"attention": _of_attention, "mlp": _of_mlp}
-EXECUTED = frozenset({*EXECUTIONS, "LayerNorm"})  # `_norm` is about LayerNorm alone
+EXECUTED = frozenset({*EXECUTIONS, "LayerNorm", "tanh-GELU"})  # `_norm` is about LayerNorm alone
 
 
 def execution_of_head(head: Head, x: Interval) -> Tensor:
