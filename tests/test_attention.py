@@ -18,7 +18,7 @@ from zonogpt.transforms.structured.attention import (
     weighted_median,
 )
 from zonogpt.transforms.structured.attention_point import attention_point
-from zonogpt.transforms.structured.decomposed_attention import decomposed_attention, operator_radii
+from zonogpt.transforms.structured.decomposed_attention import _abs_sum, decomposed_attention, operator_radii
 from zonogpt.transforms.structured.layernorm import layernorm_bounds
 
 RADII = [1e-4, 1e-2, 0.1, 0.5, 3.0]
@@ -355,3 +355,10 @@ def test_decomposed_operators(radius, constant, causal):
         assert_bounded(lambda noise, name=name: kept_linear(noise, name), kept[name], z)
         assert_bounded(left, interval[name], z)
     assert_bounded(lambda noise: quantities(block, block.norm(point(z, noise)))["P"] - p.P, r.softmax.total, z)
+
+
+def test_sums_of_tangents_are_rounded_up_in_their_own_type():
+    tangents = torch.randn(50, 4000, generator=generator(1))
+    found = _abs_sum(tangents, 1)
+    assert found.dtype == torch.float32
+    assert (found.double() >= tangents.double().abs().sum(1)).all()

@@ -8,8 +8,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import GPT2Config
 
-from bench_rows import MODEL, NASTY, instance_of, row, text_row, whole_model, write_benchmark, write_rows
+import zonogpt
+from bench_rows import IMAGE, MODEL, NASTY, instance_of, row, text_row, whole_model, write_benchmark, write_rows
 from zonogpt.errors import OptionError, SpecError, UnsoundError
 from zonogpt_apps.bench.grid import PAPER_MODELS, RADII, ModelId
 from zonogpt_apps.bench.instances import Benchmark
@@ -512,3 +515,12 @@ def test_the_committed_report_is_what_the_committed_rows_give(tmp_path):
     benchmarks = Path(__file__).parent.parent / "benchmarks"
     built = build_report(benchmarks / "rows", benchmarks / "instances", tmp_path)
     assert built.markdown.read_text() == (benchmarks / "report" / "report.md").read_text()
+
+
+def test_instances_of_pictures_are_about_their_pixels_as_numbers_from_0_to_1(tmp_path):
+    one = row(radius=0.5 / 255)
+    benchmark = Benchmark.read(write_benchmark(tmp_path, [one]))
+    config = GPT2Config(n_embd=4, n_head=1, n_layer=1, n_positions=28, vocab_size=1, num_labels=10)
+    config.image_size, config.patch_size = (28, 28), (1, 28)
+    spec = benchmark.spec(zonogpt.load(zonogpt.GPT2ForImageClassification(config).eval()), benchmark.instances[0])
+    torch.testing.assert_close(spec.input.anchor * 255, IMAGE.double(), rtol=1e-6, atol=1e-6)

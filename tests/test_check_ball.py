@@ -1,10 +1,15 @@
 """The checker's ball arithmetic against python-flint's, which is rigorous itself."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from flint import arb, ctx
 
 from zonogpt_check.ball import Ball, joined, largest, smallest
+from zonogpt_check.check import go_back
+from zonogpt_check.mlp import strays
+from zonogpt_check.norm import scalars
 from zonogpt_check.sets import covers, lambda_max
 
 ctx.prec = 256
@@ -121,3 +126,46 @@ def test_inclusion_of_ellipsoids_is_proved_not_believed():
     top = lambda_max(Ball(Q))
     assert (top.upper() >= values[:, -1]).all()
     assert (top.upper() <= values[:, -1] * (1 + 1e-8)).all()
+
+
+def test_norms_scalars_hold_for_every_length_of_the_ball():
+    """At the ends of a wide ball of lengths, the scalars are within those of the whole ball."""
+    a0, rho, r = Ball([1.5]), Ball([0.8]), Ball([0.9])
+    for mid, rad, most in ((1.0, 0.4, 0.4), (1.0, 0.9, 0.1), (0.5, 0.6, 0.2), (0.2, 0.19, 0.01)):
+        met = Ball([most])
+        whole = scalars(Ball([mid], [rad]), a0, rho, met, r, 4, 1e-2)
+        for length in np.linspace(max(0.0, mid - rad), mid + rad, 7):
+            for wide, exact in zip(whole, scalars(Ball([length]), a0, rho, met, r, 4, 1e-2), strict=True):
+                assert wide.upper() >= exact.lower()
+
+
+def test_what_functionals_are_off_by_is_charged_at_the_head_and_at_every_step():
+    rng = np.random.default_rng(0)
+    mid, radius = rng.standard_normal((2, 3, 4)), rng.random((3, 4))
+    first = SimpleNamespace(c=np.zeros((3, 4)), G=np.zeros((1, 3, 4)), p=np.inf, radius=lambda: Ball(5 * radius))
+
+    def step(off, times):
+        at = SimpleNamespace(z=SimpleNamespace(radius=lambda: Ball(times * radius)))
+        nothing = [Ball(np.zeros(2)), Ball(np.zeros(2))]
+        return SimpleNamespace(norm=at, after=first, pull=lambda w, at: (Ball(w, np.full(w.shape, off)), nothing))
+
+    norm = SimpleNamespace(pull=lambda w, at: (Ball(w, np.full(w.shape, 0.5)), Ball(np.zeros(2))))
+    steps = [step(0.25, 2.0), step(0.125, 3.0)]
+    found = go_back(mid, Ball(np.full(2, 7.0)), np.arange(2), norm, steps, first, Ball(np.zeros((3, 4))))
+    charged = [float(loss.upper().max()) for loss in found]
+    total = radius.sum()
+    wanted = [0, 0, 0, 0.25 * 2 * total, 0, 0.125 * 3 * total, 0, 7 + 0.5 * 5 * total]
+    np.testing.assert_allclose(charged, wanted, rtol=1e-12, atol=1e-12)
+    assert all(found >= exact for found, exact in zip(charged, wanted, strict=True))
+
+
+def test_strays_of_gelu_from_a_line_on_every_piece():
+    rng = np.random.default_rng(1)
+    low = rng.uniform(-6, 5, 200)
+    high = low + 10 ** rng.uniform(-2, 1, 200)
+    slope, mid = rng.uniform(-0.2, 1.2, 200), rng.uniform(-1, 1, 200)
+    bound = strays(Ball(low), Ball(high), slope, mid).upper()
+    for share in np.linspace(0, 1, 401):
+        t = low + share * (high - low)
+        g = 0.5 * t * (1 + np.tanh(np.sqrt(2 / np.pi) * (t + 0.044715 * t**3)))
+        assert (np.abs(g - slope * t - mid) <= bound + 1e-12).all()

@@ -159,3 +159,10 @@ def test_symbol_sums(seed, p):
     torch.testing.assert_close(dual_norm(T, p, -2), whole.radius)
     dual = {math.inf: T.abs().sum(1), 2.0: T.square().sum(1).sqrt(), 1.0: T.abs().amax(1)}[p]
     torch.testing.assert_close(whole.radius, dual)
+
+
+def test_a_diagonal_that_rounding_left_below_zero_is_no_extent():
+    Q = torch.diag(torch.tensor([4.0, -1e-30, 0.0], dtype=torch.float64))
+    found = coordinate_radius(Q)
+    assert found.isfinite().all()
+    torch.testing.assert_close(found, torch.tensor([2.0, 0.0, 0.0], dtype=torch.float64))

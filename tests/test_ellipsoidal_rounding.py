@@ -15,7 +15,8 @@ import torch
 from builders import changed, generator, layer_norm, randn
 from test_ellipsoidal_steps import LIMIT, attention_case, attention_step, exact_prefix, with_errors
 from zonogpt.domains import ellipsoidal as domain
-from zonogpt.domains.ellipsoidal import lambda_max, rounded_out, sandwich, support, symmetrised
+from zonogpt.domains.ellipsoidal import EllipsoidalZonotope, lambda_max, rounded_out, sandwich, support, symmetrised
+from zonogpt.domains.rounding import with_room
 from zonogpt.domains.symbols import SymbolSums
 from zonogpt.model.nodes import dense
 from zonogpt.support.tensors import map_tensors
@@ -28,7 +29,9 @@ from zonogpt.transforms.ellipsoidal.attention_errors import (
 )
 from zonogpt.transforms.ellipsoidal.attention_point import branch_point
 from zonogpt.transforms.ellipsoidal.layernorm import centred_gram
+from zonogpt.transforms.ellipsoidal.layernorm_rounding import centring_rounding
 from zonogpt.transforms.ellipsoidal.sources import by_head, sources
+from zonogpt.transforms.norm_point import norm_point
 from zonogpt.transforms.queries import Queries
 
 NORM = layer_norm(generator(0), 7)  # whose mean is taken off; its weights do not matter
@@ -282,3 +285,23 @@ def test_a_token_that_moves_no_score_because_query_and_key_cancel(seed):
     gram = error_scores(asked_errors(pt, seen)).gram.double()[0, :, -1]
     lowest = torch.linalg.eigvalsh((gram + gram.mT) / 2)[..., 0] / gram.diagonal(dim1=-2, dim2=-1).sum(-1)
     assert (lowest > -1e-7).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_centring_rounds_less_than_is_said(dtype):
+    """Of tangents and of z0 times them, at every sign of the symbols; `checker` bounds it coordinate by coordinate."""
+    for seed in range(4):
+        g, d, m = generator(seed), 6, 5
+        norm, c = layer_norm(g, d), 3 * randn(g, 1, 1, d)
+        G = randn(g, 1, 1, m, d).to(dtype)
+        z = EllipsoidalZonotope(c, G, torch.zeros(1, 1, d, d).double(), math.inf)
+        at = norm_point(norm, c)
+        with with_room():
+            said = centring_rounding(norm, at, z)
+        for signs in torch.cartesian_prod(*[torch.tensor([-1.0, 1.0]).double()] * m):
+            moved = [(signs @ x.double()[0, 0]) for x in (norm.centre(G), norm.centre(G.double()))]
+            off = moved[0] - moved[1]
+            assert off.norm() <= math.sqrt(d) * said.box[0, 0, 0] * (1 + 1e-9)
+            assert (off.abs() <= said.checker[0, 0]).all()
+            along = signs @ (norm.centre(G)[0, 0] @ at.z0[0, 0].to(dtype)).double()
+            assert (along - at.z0[0, 0] @ moved[1]).abs() <= said.dot[0, 0]

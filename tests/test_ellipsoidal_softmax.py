@@ -103,6 +103,7 @@ def test_contract_of_the_step(seed, rank, products, width, heavy):
     assert (zeta[:, 0] <= largest_zeta(log_P, F.norm(dim=-1) + rest, rest, F @ F.mT) + 1e-9).all()
     names = ("slope", "shift", "common", "error", "scores", "total", "residual")
     slope, shift, common, error, scores, total, residual = (getattr(step, name)[0, 0, 0] for name in names)
+    assert (zeta[:, 0] <= step.zeta[0, 0, 0] + 1e-9).all()
     assert ((p - P).abs() <= total + 1e-12).all()
     assert ((p - P - P * linear).abs() <= residual + 1e-12).all()
     # The coefficients of v' are determined up to a multiple of P, for sum_j P_j v'_j = 0.

@@ -96,6 +96,9 @@ def test_strip_is_tight_and_lines_are_not_looser(name):
     residual = f(t) - strip.slope * t
     seen = (residual.amax(0) - residual.amin(0)) / 2
     assert (strip.half <= 1.05 * seen + 1e-6 * size(f, box)).all()
+    chord = (f(box.upper) - f(box.lower)) / (box.upper - box.lower)
+    residual = f(t) - chord * t
+    assert (strip.half <= 0.525 * (residual.amax(0) - residual.amin(0)) + 1e-6 * size(f, box)).all()
     middle = box.centre
     gap = (lines.a_high - lines.a_low) * middle + lines.b_high - lines.b_low
     assert (gap <= 2 * strip.half + 1e-9 * size(f, box)).all()

@@ -133,3 +133,12 @@ def test_float32_contains_float64_values(low, width):
     slope, mid, half = (x.double() for x in affine_gelu(lo, hi))
     t = grid(lo.double(), hi.double(), 301)
     assert ((gelu(t) - slope * t - mid).abs() <= half).all()
+
+
+def test_curvature_in_float32_contains_that_of_float64():
+    """At one point nothing is left of the range but what it rounds."""
+    t = torch.linspace(-6, 6, 4001)
+    bend_low, bend_high = curvature_range(t, t)
+    g2 = second_derivative(t.double())
+    assert (bend_low.double() <= g2).all()
+    assert (g2 <= bend_high.double()).all()

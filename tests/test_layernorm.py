@@ -194,3 +194,18 @@ def test_chunked_equals_plain():
     assert rounds == [z.m, z.q]
     for name in ("centre", "r_N", "R_N", "R_hat", "reach", "rounding"):
         torch.testing.assert_close(getattr(small, name), getattr(plain, name))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_tangents_in_a_short_type_are_off_by_less_than_is_said(dtype):
+    """So small a set that the error of LayerNorm itself is nothing beside what applying J in this type rounds."""
+    for seed in range(4):
+        g, d = generator(seed), 6
+        norm, c = layer_norm(g, d), randn(g, 3, d)
+        G, L = (1e-4 * randn(g, 4, 3, d)).to(dtype), (1e-4 * randn(g, 3, 2, d)).to(dtype)
+        bounds = layernorm_bounds(norm, StructuredZonotope(c, G, L, torch.zeros(3, d, dtype=torch.float64)))
+        exact = layernorm_bounds(norm, StructuredZonotope(c, G.double(), L.double(), torch.zeros_like(c)))
+        G, L = G.transpose(0, 1), L
+        lost = sum((bounds.jacobian(x).double() - exact.jacobian(x.double())).abs().sum(1) for x in (G, L))
+        assert (lost <= bounds.rounding).all()
+        assert lost.max() > 1e3 * bounds.R_N.max() * torch.finfo(torch.float32).eps

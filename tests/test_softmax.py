@@ -118,3 +118,14 @@ def test_others_leaves_out_exactly_the_own_entry():
     for i in range(6):
         rest = torch.cat([x[:, :i], x[:, i + 1 :]], dim=1).logsumexp(-1)
         torch.testing.assert_close(_others(x)[:, i], rest)
+
+
+@pytest.mark.parametrize("M", [0.1, 1.0, 3.0, 6.0])
+def test_taylor_bound_where_a_key_of_no_weight_rises_and_all_others_fall(M):
+    """p' is nearly P e^(2 M) there, of which 1 + 2 M are P and its linear part."""
+    U = torch.tensor([-40.0, 0.0, 0.3, -0.2], dtype=torch.float64)
+    moved = U + M * torch.tensor([1.0, -1.0, -1.0, -1.0], dtype=torch.float64)
+    P = U.softmax(-1)
+    left = moved.softmax(-1) - P - softmax_jvp(P, moved - U)
+    bound = softmax_taylor(U.log_softmax(-1), torch.full_like(U, M))
+    assert (left.abs() <= bound).all()
