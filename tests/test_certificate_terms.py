@@ -118,8 +118,32 @@ def test_layernorms_error_is_in_the_mlps_ellipsoid(tmp_path):
     check(tmp_path / "c", tmp_path / "model")
     arrays, about = contents(tmp_path / "c")
     name = "block 2 (mlp).Q"
-    Q = arrays[name].copy()
-    values, vectors = np.linalg.eigh(Q[-1])
-    Q[-1] -= 1e-3 * values[-1] * np.outer(vectors[:, -1], vectors[:, -1])
-    Q[-1] = (Q[-1] + Q[-1].T) / 2
+    Q = shortened(arrays[name])
     assert place_of(rewritten(tmp_path / "c", arrays | {name: Q}, about), tmp_path / "model").startswith(name)
+
+
+def test_errors_of_the_token_just_before_reach_the_last(tmp_path):
+    """Large values, and attention that is nearly even: a quarter of the last token's error is that of each before."""
+    net = image_model(3)
+    with torch.no_grad():
+        attention = net.transformer.h[1].attn.c_attn
+        attention.weight[:, : 2 * net.config.n_embd] *= 1e-2
+        attention.weight[:, 2 * net.config.n_embd :] *= 30
+    net.save_pretrained(tmp_path / "model")
+    model = zonogpt.load(tmp_path / "model")
+    spec = zonogpt.image_ball(model, torch.full(model.embedding.image_size, 0.5), 3e-3)
+    write_certificate(model, spec.with_claim([[1.0, 0.0, 0.0]], [1e4]), tmp_path / "c")
+    arrays, about = contents(tmp_path / "c")
+    name = "block 3 (attention).Q"
+    for k in range(arrays[name].shape[-1]):
+        Q = shortened(arrays[name], k)
+        assert place_of(rewritten(tmp_path / "c", arrays | {name: Q}, about), tmp_path / "model").startswith(name)
+
+
+def shortened(Q, k=-1):
+    """The last token's ellipsoid, a little too short along its k-th direction, by default the longest, and no other."""
+    Q = Q.copy()
+    values, vectors = np.linalg.eigh(Q[-1])
+    Q[-1] -= 1e-3 * values[k] * np.outer(vectors[:, k], vectors[:, k])
+    Q[-1] = (Q[-1] + Q[-1].T) / 2
+    return Q

@@ -383,3 +383,17 @@ def test_a_hundred_certificates_of_the_bundled_model(tmp_path):
             assert check(tmp_path / "c", folder).startswith(
                 f"output {label} is the largest for every image within {radius!r}"
             )
+
+
+@pytest.mark.parametrize("positions", [[-1], [], [1, 1], [3]])
+def test_positions_that_are_none_of_the_text_are_refused(positions, tmp_path):
+    """The digest of the input is that of these positions: nothing else is wrong."""
+    model = zonogpt.load(folders()["text"])
+    write_certificate(model, zonogpt.embedding_ball(model, [3, 5, 7], [1], 1e-9), tmp_path / "c")
+    arrays, about = contents(tmp_path / "c")
+    said = about["input"] | {"positions": positions}
+    names = [f"input.{name}" for name in ("anchor", "lower", "upper")]
+    arrays |= {name: arrays[name].repeat(len(positions), 0) for name in names}
+    said["sha256"] = input_digest(said, [arrays[name] for name in names])
+    with pytest.raises((InvalidError, UnreadableError), match=r"these are not positions|zero-size array"):
+        check(rewritten(tmp_path / "c", arrays, about | {"input": said}), folders()["text"])

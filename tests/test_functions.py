@@ -171,3 +171,21 @@ def test_overflowed_lines_become_the_range():
     assert safe.b_low.tolist() == [0.0, -3.0]
     assert safe.a_high.tolist() == [2.0, 0.0]
     assert safe.b_high.tolist() == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ranges_in_float32_contain_the_exact_values_of_points(name):
+    """Of a point nothing is left but what computing its value rounds."""
+    f, low, high = DOMAINS[name]
+    t = torch.linspace(low, high, 20_000).clamp(low, high)
+    box, exact = f.range(Interval(t, t)), f(t.double())
+    assert (box.lower.double() <= exact).all()
+    assert (exact <= box.upper.double()).all()
+
+
+def test_sums_of_intervals_are_rounded_outward():
+    g = torch.Generator().manual_seed(1)
+    a, b = (torch.randn(1000, generator=g) * 10.0 ** torch.randint(-3, 3, (1000,), generator=g) for _ in range(2))
+    box, exact = Interval(a, a).plus(Interval(b, b)), a.double() + b.double()
+    assert (box.lower.double() <= exact).all()
+    assert (exact <= box.upper.double()).all()
