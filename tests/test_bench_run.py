@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import signal
@@ -126,6 +127,10 @@ def test_relative_radius(chain):
         moving = net.embedding.tokens[raw[list(instance.positions)]]
         corner = torch.full_like(moving, instance.radius).norm()
         assert instance.relative_radius == pytest.approx(float(corner / moving.norm()), rel=1e-3)
+    for instance in benchmark.of(MODELS[0])[:2]:
+        raw, _ = benchmark.read_input(instance)
+        corner = instance.radius * math.sqrt(raw.numel())
+        assert instance.relative_radius == pytest.approx(corner / float((raw.double() / 255).norm()), rel=1e-3)
 
 
 def test_making_again_writes_the_same_bytes(chain, tmp_path):

@@ -387,3 +387,17 @@ def test_a_folder_of_another_model_is_refused(tmp_path: Path):
     (tmp_path / "models" / "mnist-tiny-1").rename(tmp_path / "models" / "mnist-tiny-2")
     with pytest.raises(ModelError, match="holds mnist-tiny-1"):
         train([ModelId("mnist", "tiny", 2)], folder, tmp_path / "models")
+
+
+def test_layernorms_interval_holds_where_the_variance_falls():
+    """Balls that nearly reach a variance of zero: 1 / sqrt(a) rises most there, and the range is no help yet."""
+    g = torch.Generator().manual_seed(0)
+    for d in (2, 3, 5):
+        norm = Norm(torch.ones(d).double(), torch.zeros(d).double(), 0.5)
+        for _ in range(200):
+            c = torch.randn(d, generator=g, dtype=torch.float64)
+            r = c.std() * torch.rand(d, generator=g, dtype=torch.float64) * (torch.rand(d, generator=g) < 0.6)
+            ball = _layernorm(norm, Ball(c, r))
+            x = c + r * (2 * torch.rand(4000, d, generator=g, dtype=torch.float64) - 1).sign()
+            x[:2000] = c + r * (2 * torch.rand(2000, d, generator=g, dtype=torch.float64) - 1)
+            assert ((norm(x) - ball.centre).abs() <= ball.radius + 1e-12).all()

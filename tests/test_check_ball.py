@@ -8,7 +8,7 @@ from flint import arb, ctx
 
 from zonogpt_check.ball import Ball, joined, largest, smallest
 from zonogpt_check.check import go_back
-from zonogpt_check.mlp import strays
+from zonogpt_check.mlp import Mlp, strays
 from zonogpt_check.norm import scalars
 from zonogpt_check.sets import covers, lambda_max
 
@@ -164,8 +164,24 @@ def test_strays_of_gelu_from_a_line_on_every_piece():
     low = rng.uniform(-6, 5, 200)
     high = low + 10 ** rng.uniform(-2, 1, 200)
     slope, mid = rng.uniform(-0.2, 1.2, 200), rng.uniform(-1, 1, 200)
-    bound = strays(Ball(low), Ball(high), slope, mid).upper()
+    rad = rng.uniform(0, 0.3, 200)
+    bound = strays(Ball(low, rad), Ball(high, rad), slope, mid).upper()
     for share in np.linspace(0, 1, 401):
-        t = low + share * (high - low)
+        t = low - rad + share * (high - low + 2 * rad)
         g = 0.5 * t * (1 + np.tanh(np.sqrt(2 / np.pi) * (t + 0.044715 * t**3)))
         assert (np.abs(g - slope * t - mid) <= bound + 1e-12).all()
+
+
+def test_what_an_mlp_misses_besides_is_charged():
+    """What the output and what its norm may be off by, against a functional and what it is behind the branch."""
+    rng = np.random.default_rng(2)
+    outer, inner = rng.standard_normal((5, 4)), rng.standard_normal((4, 5))
+    norm = SimpleNamespace(pull=lambda w, rows: (Ball(w), Ball(np.zeros(len(w)))), reach=Ball(np.zeros((3, 4))))
+    mlp = object.__new__(Mlp)
+    mlp.block, mlp.norm = SimpleNamespace(outer=outer, inner=inner), norm
+    mlp.slope, mlp.half, mlp.box = np.zeros((3, 5)), Ball(np.full((3, 5), 0.5)), Ball(np.full((3, 4), 2.0))
+    w = rng.standard_normal((2, 3, 4))
+    _, (of_norm, of_gelu, rounding) = mlp.pull(w, np.arange(2))
+    assert (of_norm.upper() >= 0).all()
+    assert (of_gelu.upper() >= 0.5 * np.abs(w @ outer.T).sum((1, 2))).all()
+    assert (rounding.upper() >= 2 * np.abs(w).sum((1, 2))).all()

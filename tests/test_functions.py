@@ -189,3 +189,18 @@ def test_sums_of_intervals_are_rounded_outward():
     box, exact = Interval(a, a).plus(Interval(b, b)), a.double() + b.double()
     assert (box.lower.double() <= exact).all()
     assert (exact <= box.upper.double()).all()
+
+
+@pytest.mark.parametrize("name", ["sqrt", "reciprocal"])
+def test_intervals_of_what_is_positive_by_itself_may_reach_below_zero(name):
+    """Bounds of a variance, or of a sum of exponentials: what is below 0 is only slack."""
+    f = DOMAINS[name][0]
+    box = Interval(torch.tensor([-1.0, -1e-3]).double(), torch.tensor([2.0, 3.0]).double())
+    t = torch.linspace(1e-6, 1, 500).double()[:, None] * box.upper
+    values, strip, lines = f.range(box), f.strip(box), f.lines(box).or_range(f.range(box))
+    assert ((f(t) >= values.lower) & (f(t) <= values.upper)).all()
+    off = (f(t) - strip.slope * t - strip.mid).abs() <= strip.half
+    assert (off | ~strip.half.isfinite()).all()  # 1 / t has no strip down to 0
+    assert strip.half.isfinite().all() or name == "reciprocal"
+    assert (lines.a_low * t + lines.b_low <= f(t)).all()
+    assert (f(t) <= lines.a_high * t + lines.b_high).all()

@@ -4,6 +4,7 @@ Sampling rarely shows such terms, because the bounds beside them have units to s
 """
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from zonogpt.domains.rounding import gamma, unit
 from zonogpt.model.activations import GELU_TANH
 from zonogpt.transforms import activations
 from zonogpt.transforms.attention_rounding import NormSizes, Skip, attention_rounding, output_rounding
+from zonogpt.transforms.ellipsoidal.attention import value_products
 from zonogpt.transforms.ellipsoidal.mlp_rounding import hidden_rounding as hidden_rounding_of_e
 from zonogpt.transforms.ellipsoidal.norm import norm_step
 from zonogpt.transforms.execution import mlp_error
@@ -119,3 +121,20 @@ def test_input_of_gelu_that_is_not_finite_is_named():
     with pytest.raises(NonFiniteBoundError) as error:
         fused_mlp(block, zonotope(2, S=2))
     assert error.value.step == "GELU input"
+
+
+def test_products_of_values_that_move_along_one_line():
+    """Across the line their Gram is nothing but what adding up rounded, and must not be below what it stands for."""
+    H, S, e = 2, 9, 4
+    for seed in range(8):
+        g = generator(seed)
+        total, line = torch.rand(1, H, S, S, generator=g), torch.randn(1, H, 1, e, generator=g)
+        moved = line * torch.rand(1, H, S, 1, generator=g)
+        grams, P = moved[..., None] * moved[..., None, :], torch.full((1, H, S, S), 1 / S)
+        point = SimpleNamespace(first=0, P=P, hidden=torch.zeros(1, H, S, S, dtype=torch.bool))
+        step, weights = SimpleNamespace(total=total, residual=total), []
+        found = value_products(point, step, torch.zeros(1, H, S, S, S), grams, weights.append).double()
+        t, total, grams = weights[0].double(), total.double(), grams.double()
+        exact = torch.einsum("bhin,bhnef->bhief", t, grams)
+        share = (total.square() / t).sum(-1)[..., None, None]
+        assert torch.linalg.eigvalsh(found - 0.99 * share * exact).min() >= 0

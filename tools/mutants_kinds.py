@@ -77,8 +77,12 @@ def parts(tree: ast.AST, function: str = "", in_slice: bool = False) -> Iterator
         for child in value if isinstance(value, list) else [value]:
             if not isinstance(child, ast.AST) or isinstance(child, ast.Raise | ast.Assert):
                 continue
+            if not function and isinstance(child, ast.BinOp) and isinstance(child.op, ast.BitOr):  # a union of types
+                continue
             index = in_slice or name == "slice"
             inside = child.name if isinstance(child, ast.FunctionDef | ast.ClassDef) else function
+            if isinstance(child, ast.Call) and called(child).endswith("_like"):
+                child.args = child.args[1:]  # of the first only the layout counts
             if isinstance(child, ast.expr | ast.stmt):
                 yield child, inside, index
             if not isinstance(child, ast.Call) or called(child) not in LAYOUT | WIDTHS | OUTWARD:
