@@ -1,6 +1,6 @@
 """Breaks the mathematics one term at a time, from its syntax tree, and checks that the tests notice.
 
-    python tools/mutants.py [--seed 0] [--sample 360] [--files WORD] [--kind KIND] [--list]
+    python tools/mutants.py [--seed 0] [--sample 300] [--files WORD] [--kind KIND] [--list]
 
 Every file of the mathematics (mutants_guards.py) gives thousands of mutants; a seeded sample of them, spread over the
 kinds, is run against the tests that guard its file, for about an hour on two cores. The kinds (mutants_kinds.py):
@@ -136,7 +136,7 @@ def outcomes(mutants: Sequence[Mutant], at_once: int) -> Iterator[tuple[Mutant, 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--sample", type=int, default=360)
+    parser.add_argument("--sample", type=int, default=300)
     parser.add_argument("--files", default="", help="only files whose path contains this")
     parser.add_argument("--kind", default="", help="only this kind")
     parser.add_argument("--at-once", type=int, default=2)
