@@ -6,8 +6,8 @@
 
 The bundled model, 8 random text models and 6 image shapes, by every method. `compare` prints the largest relative
 difference of margins and of ledger entries by method and type of the tangents; its exit code is 1 where a margin is
-lower by more than that type allows, or where a status or a certificate's verdict is another one. `write` keeps the certificates beside its file, so that a later
-`zonogpt check` can read them.
+lower by more than that type allows, or where a status or a certificate's verdict is another one. `write` keeps the
+certificates beside its file, so that a later `zonogpt check` can read them.
 """
 
 from __future__ import annotations
