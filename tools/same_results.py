@@ -149,7 +149,7 @@ def compare(before: Path, after: Path) -> int:
             looser.append(name)
         same_steps = [e[:3] for e in row["ledger"]] == [e[:3] for e in other["ledger"]]
         widths = [[e[3] for e in r["ledger"]] for r in (row, other)]
-        ledgers[kind] = max(ledgers[kind], off(*widths)) if same_steps else math.inf
+        ledgers[kind] = max(ledgers[kind], off(widths[0], widths[1])) if same_steps else math.inf
         if (row["status"], "certificate" in row) != (other["status"], "certificate" in other):
             changed.append(name)
     for kind in margins:
