@@ -42,7 +42,7 @@ def show(found: Inspection) -> None:
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"supported: {found.architecture}, {found.n_parameters:,} parameters")
     console.print(
-        f"{found.n_layers} layers ({2 * found.n_layers} residual blocks), width {found.width}, {found.n_heads} heads,"
+        f"{found.n_layers} layers ({found.n_blocks} blocks), width {found.width}, {found.n_heads} heads,"
         f" {found.hidden} hidden units, {found.n_outputs} outputs from the "
         + ("mean of the tokens" if found.pool == "mean" else "last token")
     )

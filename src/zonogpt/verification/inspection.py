@@ -22,7 +22,8 @@ class Inspection:
     name: str
     architecture: str
     n_parameters: int
-    n_layers: int
+    n_layers: int  # blocks in which tokens see each other
+    n_blocks: int
     width: int
     n_heads: int
     hidden: int
@@ -76,6 +77,7 @@ def inspect(
         architecture=model.architecture,
         n_parameters=n_parameters,
         n_layers=model.n_layers,
+        n_blocks=len(model.blocks),
         width=d,
         n_heads=model.n_heads,
         hidden=model.hidden,

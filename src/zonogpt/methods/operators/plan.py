@@ -20,28 +20,35 @@ def plan_zonotopes(sizes: Sizes, item: int) -> Plan:
     S, d = sizes.n_tokens, sizes.width
     N, peak = sizes.n_inputs, 0
     for kind, shape in sizes.blocks:
-        N += 2 * S * (d + 1)  # LayerNorm: squares, a root and a reciprocal for each token, and the products
-        peak = max(peak, 5 * N * S * d)
         N, alive = SYMBOLS[kind](sizes, shape, N)
         peak = max(peak, alive)
-    N += 2 * S * (d + 1)
-    peak = max(peak, 5 * N * S * d, N * (3 * S * d + 2 * min(sizes.n_rows, 1024)))
+    N, alive = _of_layer_norm(sizes, N)
+    peak = max(peak, alive, N * (3 * S * d + 2 * min(sizes.n_rows, 1024)))
     return Plan(None, sizes.n_inputs, N, item * peak + rows_bytes(sizes, 5))
 
 
-def _of_attention(sizes: Sizes, shape: Shape, N: int) -> tuple[int, int]:
-    """Symbols behind the block, with N behind its LayerNorm, and coefficients at its worst moment."""
+def _of_layer_norm(sizes: Sizes, N: int) -> tuple[int, int]:
+    """Squares, a root and a reciprocal for each token, and the products."""
     S, d = sizes.n_tokens, sizes.width
+    N += 2 * S * (d + 1)
+    return N, 5 * N * S * d
+
+
+def _of_attention(sizes: Sizes, shape: Shape, N: int) -> tuple[int, int]:
+    """Symbols behind the block, with N before it, and coefficients at its worst moment."""
+    S, d = sizes.n_tokens, sizes.width
+    N, normed = _of_layer_norm(sizes, N)
     scores = shape.heads * S * S
     N += 3 * scores + shape.heads * S  # products, exp, the product with the reciprocal; reciprocals
     N += S * d
-    return N, N * (8 * S * d + 2 * scores)
+    return N, max(normed, N * (8 * S * d + 2 * scores))
 
 
 def _of_mlp(sizes: Sizes, shape: Shape, N: int) -> tuple[int, int]:
     S, d, f = sizes.n_tokens, sizes.width, shape.hidden
+    N, normed = _of_layer_norm(sizes, N)
     after = N + S * f
-    return after, N * S * (f + 2 * d) + after * S * (f + d)
+    return after, max(normed, N * S * (f + 2 * d) + after * S * (f + d))
 
 
 SYMBOLS = {"attention": _of_attention, "mlp": _of_mlp}

@@ -84,7 +84,7 @@ class AttentionStep:
     R_U: Tensor  # (B, H, I, S): bounds what is not linear in the scores
     t: ImageWeights
     executed: Tensor  # (B, n, d): what an execution of LayerNorm may be off by; 0 for real arithmetic
-    rounding: Tensor  # (B, I, d): as in MlpStep
+    rounding: Tensor  # (B, I, d): |w| . rounding bounds what the step rounds off a functional w of its output
     choices: Choices = field(default_factory=Choices)
 
     kind = "attention"
