@@ -4,6 +4,7 @@ and a clear error wherever a radius is asked for."""
 import dataclasses
 import itertools
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from builders import generator, image_model, language_model, text_classifier
 from zonogpt.cli.verdict import describe
 from zonogpt.errors import CertificateError, SpecError
 from zonogpt.methods import METHODS
+from zonogpt.methods.start import embedded
+from zonogpt.search.descent import attack
 from zonogpt.search.projection import project, random_starts
-from zonogpt.spec.embed import patch_map, token_map
+from zonogpt.spec.embed import PatchMap, patch_map, token_map
 from zonogpt.spec.inputs import Ball, Box, centre_and_noise
 from zonogpt.spec.spec import box_spec
 from zonogpt.support.tensors import moved
@@ -242,3 +245,49 @@ def test_equal_boxes_are_equal():
     assert text_box() == moved(text_box(), torch.device("cpu"), torch.float64)
     ball = zonogpt.image_ball(IMAGES, IMAGE, 0.1).input
     assert ball != Box(ball.lower, ball.upper, ball.anchor, ball.embed)
+
+
+def test_positions_given_twice_are_refused():
+    """Both embeddings would be added at one token, and only one of them bounded."""
+    model = zonogpt.load(text_classifier(1))
+    ids = torch.tensor([3, 5, 7])
+    for positions in ((1, 1), (), (3,), (-1,)):
+        with pytest.raises((SpecError, IndexError)):
+            token_map(model, ids, positions)
+
+
+@pytest.mark.parametrize("norm", [2.0, 1.0, math.inf])
+def test_radii_that_overflow_when_they_are_rounded_are_refused(norm):
+    """A projection with zeros: infinity times zero is no number, and must not be taken for a pixel that stays."""
+    net = image_model(1)
+    with torch.no_grad():
+        net.projection.weight[:, 0] = 0.0
+    model, image = zonogpt.load(net), torch.full((6, 4), 0.5)
+    with pytest.raises(SpecError, match="radius must lie in"):
+        zonogpt.image_ball(model, image, sys.float_info.max, norm=norm)
+    for radius in (math.nan, math.inf, sys.float_info.max):
+        ball = zonogpt.image_ball(model, image, 1e-3, norm=norm).input
+        with pytest.raises(SpecError, match="radius must lie in"):
+            box_spec(model, dataclasses.replace(ball, radius=radius))
+    assert zonogpt.verify(model, zonogpt.image_ball(model, image, 1e300, norm=norm), hint=False).status != "verified"
+
+
+def test_generators_that_are_no_numbers_are_not_left_out(monkeypatch):
+    spec = zonogpt.image_ball(zonogpt.load(image_model(1)), torch.full((6, 4), 0.5), 1e-3)
+    monkeypatch.setattr(PatchMap, "local_generators", lambda self, radius: torch.full((4, 6, 8), math.nan).double())
+    symbols = embedded(spec.input, "real")
+    assert len(symbols.generators) == 24
+    assert symbols.generators.isnan().all()
+
+
+@pytest.mark.parametrize("method", ["E", "A", "ibp", "deepz"])
+@pytest.mark.parametrize("norm", [2.0, 1.0])
+def test_balls_of_which_a_token_cannot_move(method, norm):
+    model = zonogpt.load(text_classifier(1))
+    ball = zonogpt.embedding_ball(model, [3, 5, 7], [0, 1], 0.05, norm=norm).input
+    frozen = dataclasses.replace(ball, lower=ball.lower.clone(), upper=ball.upper.clone())
+    frozen.lower[0], frozen.upper[0] = ball.anchor[0], ball.anchor[0]
+    whole, part = (zonogpt.verify(model, box_spec(model, box), method=method, hint=False) for box in (ball, frozen))
+    assert (part.margins >= whole.margins - 1e-9).all()
+    found = attack(model, box_spec(model, frozen))
+    assert (found.margins >= part.margins - 1e-9).all()

@@ -20,6 +20,7 @@ from transformers.models.vit import modeling_vit as vit
 
 from builders import config
 from zonogpt.domains.rounding import gamma
+from zonogpt.errors import ModelError
 from zonogpt.model import activations
 from zonogpt.model.activations import GELU_ERF, GELU_TANH, RELU, SILU, TANH, Activation
 from zonogpt.model.nodes import Attention, Block, Dense, Gated, Head, Mlp, Norm, Parallel, Rotation, Shape
@@ -468,3 +469,14 @@ def test_units_of_a_row(activation):
     for name in names_of(activation):
         assert within(ACT2FN[name](t), activation(exact), row.executed_units, size), name
     assert within(row.slope(t), derivative(activation)(exact), row.slope_units, 1 + size)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 2, 4])
+def test_a_heads_own_weights_are_for_as_many_tokens_as_there_are(n_tokens):
+    """Broadcasting would read one token several times."""
+    head = Head(None, torch.ones(3, dtype=torch.float64), torch.eye(D, dtype=torch.float64), None)
+    x = torch.ones(n_tokens, D, dtype=torch.float64)
+    with pytest.raises(ModelError, match="reads 3 tokens"):
+        head(x)
+    with pytest.raises(ModelError, match="reads 3 tokens"):
+        head.read_weights(n_tokens)

@@ -103,7 +103,10 @@ def attempt(mutant: Mutant, folder: Path) -> int:
     watch = Watch()
     tests = [str(ROOT / "tests" / name) for name in GUARDS[mutant.file]]
     options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={folder / 'tmp'}"]
+    options += ["-o", f"pythonpath={ROOT / 'tests'}"]  # not the source that is not mutated
     pytest.main([*options, *tests], plugins=[watch])
+    ours = [m.__file__ for name, m in sys.modules.items() if name.startswith("zonogpt") and m.__file__]
+    assert all(Path(file).is_relative_to(copy) for file in ours), ours
     return watch.code
 
 

@@ -85,7 +85,7 @@ class Symbols:
 def embedded(box: Box, arithmetic: Arithmetic) -> Symbols:
     _, scale, _ = centre_and_noise(box)
     local = box.embed.local_generators(scale)  # (S, q, d)
-    token, index = (local.abs().amax(-1) > 0).nonzero().unbind(1)
+    token, index = (local.abs().amax(-1) != 0).nonzero().unbind(1)  # NaN stays, and is found
     return Symbols(*embedded_centre(box, arithmetic), token, local[token, index])
 
 

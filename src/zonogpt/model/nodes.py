@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from zonogpt.errors import ModelError
 from zonogpt.model.activations import GELU_TANH, Activation
 
 Mask = Literal["causal", "bidirectional"]
@@ -333,8 +334,12 @@ class Head:
     bias: Tensor | None  # (outputs,)
 
     def read_weights(self, n_tokens: int) -> Tensor:
-        """(S,): what is read is the sum of these weights times the tokens."""
+        """(S,): what is read is the sum of these weights times the tokens. ModelError if they are for other texts."""
         if isinstance(self.read, Tensor):
+            if self.read.shape != (n_tokens,):
+                raise ModelError(
+                    f"the head reads {len(self.read)} tokens by weights of their own; there are {n_tokens}"
+                )
             return self.read
         if self.read == "mean":
             return self.weight.new_full((n_tokens,), 1.0 / n_tokens)
@@ -360,6 +365,7 @@ class Head:
     def __call__(self, x: Tensor) -> Tensor:  # (..., S, d) -> (..., outputs)
         n = x if self.norm is None else self.norm(x)
         if isinstance(self.read, Tensor):
-            return dense((self.read[:, None] * n).sum(-2), self.weight, self.bias)
+            weights = self.read_weights(x.shape[-2])
+            return dense((weights[:, None] * n).sum(-2), self.weight, self.bias)
         read = n.mean(-2) if self.read == "mean" else n[..., -1 if self.read == "last" else 0, :]
         return dense(read, self.weight, self.bias)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from zonogpt.errors import SpecError
 from zonogpt.model.ir import ImageEmbedding, Model, image_embedding, token_embedding
 from zonogpt.support.tensors import ByValue, moved
 
@@ -128,6 +129,11 @@ class TokenMap(ByValue):
     base: Tensor  # (S, d): the embedded sequence, with zero in place of the token embedding where it moves
     ids: Tensor  # (n,), with any padding behind the last token that is read
     positions: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        n_tokens = self.base.shape[0]
+        if len(set(self.positions)) < max(1, len(self.positions)) or not set(self.positions) <= set(range(n_tokens)):
+            raise SpecError(f"positions must be distinct, at least one, below {n_tokens}; got {list(self.positions)}")
 
     @property
     def raw_shape(self) -> tuple[int, ...]:

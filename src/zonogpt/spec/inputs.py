@@ -75,9 +75,11 @@ def centre_and_radius(box: Box) -> tuple[Tensor, Tensor]:
 def centre_and_noise(box: Box) -> tuple[Tensor, Tensor, float]:
     """(centre, scale, p): every raw input of the set is centre + scale * noise with ||noise||_p <= 1.
 
-    An l_1 or l_2 ball keeps the anchor as its centre, and what clipping takes away is not used.
+    An l_1 or l_2 ball keeps the anchor as its centre; of what clipping takes away only coordinates that cannot move at
+    all are used.
     """
     ball = box.ball
     if ball is None or ball.norm == math.inf:
         return *centre_and_radius(box), math.inf
-    return ball.anchor, torch.full_like(ball.anchor, ball.radius * (1 + 2**-50)), ball.norm
+    scale = torch.full_like(ball.anchor, ball.radius * (1 + 2**-50))
+    return ball.anchor, torch.where(ball.upper > ball.lower, scale, 0.0), ball.norm

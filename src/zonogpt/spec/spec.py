@@ -20,6 +20,7 @@ from zonogpt.spec.inputs import Ball, Box
 from zonogpt.support.tensors import ByValue, moved
 
 NORMS = (math.inf, 2.0, 1.0)
+LARGEST = 1e300  # radius: what it is multiplied with to be rounded outward is finite
 MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"  # of config.problem_type
 
 
@@ -121,6 +122,8 @@ def box_spec(model: Model, box: Box, label: int | None = None, interval: tuple[f
         raise SpecError(f"a box needs lower, anchor and upper in float64, of shape {box.embed.raw_shape}")
     if not bool(((box.lower <= box.anchor) & (box.anchor <= box.upper)).all()):  # NaN is not
         raise SpecError("a box needs lower <= anchor <= upper everywhere")
+    if box.ball is not None:
+        check_ball(box.ball.radius, box.ball.norm)
     if not box.belongs_to(model):
         raise SpecError("the box is about another model's inputs, or its anchor is not what the text's tokens embed to")
     return _spec(model, box, label, interval)
@@ -151,8 +154,8 @@ def check_ball(radius: object, norm: object) -> float:
         value = math.nan if isinstance(radius, bool) or not isinstance(radius, Real) else float(radius)
     except OverflowError:
         value = math.inf
-    if not 0 <= value < math.inf:
-        raise SpecError(f"the radius must be a finite number, at least 0; got {radius!r}")
+    if not 0 <= value <= LARGEST:  # NaN is not
+        raise SpecError(f"the radius must lie in 0..{LARGEST:g}; got {radius!r}")
     if isinstance(norm, bool) or not isinstance(norm, Real) or norm not in NORMS:
         raise SpecError(f"norm {norm!r} is not supported; use {', '.join(f'{p:g}' for p in NORMS)}")
     return value
