@@ -8,7 +8,17 @@ import pytest
 import torch
 
 import zonogpt
-from builders import config, image_model, language_model, text_classifier
+from builders import (
+    attention_block,
+    by_hand,
+    config,
+    generator,
+    image_model,
+    language_model,
+    mlp_block,
+    randn,
+    text_classifier,
+)  # fmt: skip
 from trained import trained
 from zonogpt.domains.ellipsoidal import coordinate_radius
 from zonogpt.domains.rounding import unaccounted
@@ -19,7 +29,9 @@ from zonogpt.methods.prefixes import DIGEST, PrefixCache
 from zonogpt.methods.start import around, start
 from zonogpt.methods.tape import forward
 from zonogpt.methods.walk import Walk
+from zonogpt.model.nodes import Head
 from zonogpt.support.tensors import moved
+from zonogpt.transforms.ellipsoidal.layernorm import LayerNormStep
 
 LIMIT = 1 << 30
 
@@ -301,3 +313,13 @@ def test_time_is_watched_while_they_are_propagated():
         METHODS["E"].bound_many(model, [spec], Numerics(), seen.append)
     blocks = len(model.blocks)
     assert [p.block for p in seen] == [1] * (blocks - 1) + list(range(1, blocks + 1))
+
+
+def test_what_the_first_tokens_lose_at_the_head_is_no_gain(monkeypatch):
+    """A loss may come out negative; as rounding, which is rounded up as a size, it may not."""
+    g = generator(5)
+    head = Head(mlp_block(2).norm, "mean", randn(g, 6, 3), None)
+    model = by_hand(randn(g, 5, 6), (attention_block(1), mlp_block(2)), head)
+    spec = zonogpt.embedding_ball(model, [0, 3, 1, 2], [3], 1e-3)
+    monkeypatch.setattr(LayerNormStep, "loss", lambda step, w, limit: -torch.ones(w.shape[:2], dtype=torch.float64))
+    assert (forward(Walk(model, LIMIT), [spec], torch.float64).rounding >= 0).all()

@@ -131,9 +131,7 @@ class TokenMap(ByValue):
     positions: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        n_tokens = self.base.shape[0]
-        if len(set(self.positions)) < max(1, len(self.positions)) or not set(self.positions) <= set(range(n_tokens)):
-            raise SpecError(f"positions must be distinct, at least one, below {n_tokens}; got {list(self.positions)}")
+        _require_places(self.positions, self.n_tokens)
 
     @property
     def raw_shape(self) -> tuple[int, ...]:
@@ -195,9 +193,16 @@ def token_map(model: Model, ids: Tensor, positions: tuple[int, ...]) -> TokenMap
     """The token embeddings at these positions of a text (n,), in float64; SpecError if the model reads images."""
     embedding = token_embedding(model)
     read = model.readable_ids(ids)
+    _require_places(positions, len(read))
     base = embedding.tokens[read].double()
     base[list(positions)] = 0.0
     return TokenMap(base + embedding.positions[: len(read)].double(), ids, positions)
+
+
+def _require_places(positions: tuple[int, ...], n_tokens: int) -> None:
+    """A position given twice would move its token twice as far as is bounded."""
+    if len(set(positions)) < max(1, len(positions)) or not set(positions) <= set(range(n_tokens)):
+        raise SpecError(f"positions must be distinct, at least one, in 0..{n_tokens - 1}; got {list(positions)}")
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
