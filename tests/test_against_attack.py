@@ -13,7 +13,7 @@ def largest_radius(model, spec):
     low, high = 1e-6, spec.radius
     for _ in range(14):
         middle = (low * high) ** 0.5
-        held = zonogpt.verify(model, spec.shrunk(middle), hint=False).status == "verified"
+        held = zonogpt.verify(model, spec.shrunk(middle)).status == "verified"
         low, high = (middle, high) if held else (low, middle)
     return low
 
@@ -28,7 +28,7 @@ def test_no_attack_goes_below_a_certified_margin(name, capsys):
         assert radius > 1e-5
         for fraction in FRACTIONS:
             smaller = spec.shrunk(min(fraction * radius, spec.radius))  # some tokens may move as far as they like
-            result = zonogpt.verify(model, smaller, hint=False)
+            result = zonogpt.verify(model, smaller)
             found = attack(model, smaller, restarts=6, steps=40)
             assert (found.margins >= result.margins).all(), (name, smaller.radius)
             verified += result.status == "verified"

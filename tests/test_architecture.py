@@ -23,7 +23,7 @@ ALLOWED = {
     "transforms": {"support", "model", "spec", "domains"},
     "methods": {"errors", "support", "model", "spec", "domains", "transforms"},
     "search": {"errors", "support", "model", "spec"},
-    "verification": {"errors", "support", "model", "spec", "domains", "transforms", "methods", "search",
+    "verification": {"_version", "errors", "support", "model", "spec", "domains", "transforms", "methods", "search",
                      "zonogpt_check"},
     "studies": {"_version", "errors", "support", "model", "spec", "datasets", "methods", "search", "verification"},
     "zonogpt_apps.bench": {"_version", "errors", "support", "model", "spec", "datasets", "search", "verification",

@@ -241,7 +241,7 @@ def test_rows_say_what_verify_says(chain, tmp_path):
     for model in MODELS:
         net = zonogpt.load(chain / "models" / str(model))
         for instance in benchmark.of(model)[::5]:
-            result = zonogpt.verify(net, benchmark.spec(net, instance), "A", hint=False)
+            result = zonogpt.verify(net, benchmark.spec(net, instance), method="A")
             (row,) = [r for r in outcome.rows if (r.model, r.instance, r.radius, r.method) == (
                 model, instance.instance, instance.radius, "A")]  # fmt: skip
             rivals = [k for k in range(net.n_outputs) if k != instance.label]

@@ -264,7 +264,7 @@ def test_interval_margins_are_no_looser_than_method_ibp():
         radii = torch.zeros_like(x)
         radii[0, 1] = radius
         _, margins = worst_margins(net, Ball(x, radii), torch.tensor([4]), labels)
-        proved = zonogpt.verify(net, zonogpt.embedding_ball(net, ids, [1], radius, 0), "ibp").margins
+        proved = zonogpt.verify(net, zonogpt.embedding_ball(net, ids, [1], radius, 0), method="ibp").margins
         assert bool((margins[0, 1:] >= proved).all())
 
 

@@ -12,7 +12,7 @@ import torch
 
 import zonogpt
 from builders import generator, image_model, language_model, text_classifier
-from zonogpt.cli.verdict import describe
+from zonogpt.cli.answers.telling import describe
 from zonogpt.errors import CertificateError, SpecError
 from zonogpt.methods import METHODS
 from zonogpt.methods.start import embedded
@@ -108,8 +108,8 @@ def test_the_box_of_a_ball_has_the_margins_of_the_ball(name, method):
     box = Box(ball.lower, ball.upper, ball.anchor, ball.embed)
     mine = box_spec(model, box)
     assert torch.equal(
-        zonogpt.verify(model, mine, method=method, hint=False).margins,
-        zonogpt.verify(model, spec, method=method, hint=False).margins,
+        zonogpt.verify(model, mine, method=method).margins,
+        zonogpt.verify(model, spec, method=method).margins,
     )
 
 
@@ -269,7 +269,7 @@ def test_radii_that_overflow_when_they_are_rounded_are_refused(norm):
         ball = zonogpt.image_ball(model, image, 1e-3, norm=norm).input
         with pytest.raises(SpecError, match="radius must lie in"):
             box_spec(model, dataclasses.replace(ball, radius=radius))
-    assert zonogpt.verify(model, zonogpt.image_ball(model, image, 1e300, norm=norm), hint=False).status != "verified"
+    assert zonogpt.verify(model, zonogpt.image_ball(model, image, 1e300, norm=norm)).status != "verified"
 
 
 def test_generators_that_are_no_numbers_are_not_left_out(monkeypatch):
@@ -287,7 +287,7 @@ def test_balls_of_which_a_token_cannot_move(method, norm):
     ball = zonogpt.embedding_ball(model, [3, 5, 7], [0, 1], 0.05, norm=norm).input
     frozen = dataclasses.replace(ball, lower=ball.lower.clone(), upper=ball.upper.clone())
     frozen.lower[0], frozen.upper[0] = ball.anchor[0], ball.anchor[0]
-    whole, part = (zonogpt.verify(model, box_spec(model, box), method=method, hint=False) for box in (ball, frozen))
+    whole, part = (zonogpt.verify(model, box_spec(model, box), method=method) for box in (ball, frozen))
     assert (part.margins >= whole.margins - 1e-9).all()
     found = attack(model, box_spec(model, frozen))
     assert (found.margins >= part.margins - 1e-9).all()

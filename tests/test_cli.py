@@ -83,17 +83,16 @@ def test_text_with_a_tokenizer(tmp_path):
     from transformers import GPT2TokenizerFast
 
     from builders import config
-    from zonogpt.datasets.texts import encode
 
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator(["a good film", "a bad film"], vocab_size=290, min_frequency=1)
     GPT2TokenizerFast(tokenizer_object=bpe._tokenizer).save_pretrained(tmp_path)
     language_model(cfg=config(vocab_size=300, n_positions=32)).save_pretrained(tmp_path)
-    ids, positions = encode(str(tmp_path), "a good film", ["good"])
-    spelled = bpe.decode([ids[p] for p in positions])
-    assert spelled.strip() == "good"
-    twice, positions = encode(str(tmp_path), "ad bad film, a bad ad", ["ad"])  # whole words, every occurrence
-    assert bpe.decode([twice[p] for p in positions]).replace(" ", "") == "adad"
+    model = zonogpt.load(tmp_path)
+    text = zonogpt.text(model, "a good film")
+    assert bpe.decode([text[p] for p in text.at("good")]).strip() == "good"
+    twice = zonogpt.text(model, "ad bad film, a bad ad")  # whole words, every occurrence
+    assert bpe.decode([twice[p] for p in twice.at("ad")]).replace(" ", "") == "adad"
     run = zono("verify", tmp_path, "--text", "a good film", "--words", "good", "--radius", "1e-8")
     assert run.returncode == 0, run.stderr
     run = zono("verify", tmp_path, "--text", "a good film", "--words", "great", "--radius", "1e-8")
@@ -225,7 +224,10 @@ def test_inspect(folder):
     found = json.loads((folder / "inspect.json").read_text())
     assert found["plans"]["A"]["peak_bytes"] > 0
     run = zono("inspect", folder / "text", "--tokens", "4", "--positions", "1")
-    assert "4 tokens and 12 moving inputs" in run.stdout
+    assert "4 tokens, 1 of which move (12 numbers)" in run.stdout
+    run = zono("inspect", folder / "text")
+    assert "predicted" not in run.stdout
+    assert "--tokens 20 --positions last" in run.stdout
 
 
 def test_version():

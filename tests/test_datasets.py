@@ -14,7 +14,7 @@ from data_files import idx_bytes, write_mnist
 from zonogpt.datasets import open_dataset
 from zonogpt.datasets.pictures import read_image
 from zonogpt.datasets.tables import read_lines
-from zonogpt.datasets.texts import Positions
+from zonogpt.spec.positions import Positions
 
 DIGITS = zonogpt.load(zonogpt.zoo.path("digits"))
 TEXT = zonogpt.load(text_classifier(3))
@@ -159,7 +159,7 @@ def test_lines_of_text(tmp_path):
     [
         ("", "no examples"),
         ("\n \n", "no examples"),
-        ("good\t1,2", "line 1.*integer"),
+        ("good\t1,2", "line 1.*no label"),
         ("1\t1,2\n3,4", "line 2 has no label"),
         (b"\xff\xfe\x00", "UTF-8"),
         ("1\ta text", "no directory"),  # needs a tokenizer
@@ -230,7 +230,7 @@ def test_token_ids_in_tables(tmp_path):
         ("a.csv", "5,17,3\n2,4,6\n", "not clear which"),
         ("a.csv", "1,good film\n0,bad, really\n", "line 2 has 3 columns"),
         ("a.csv", 'label,text\n1,"good\n', "line 2 is not CSV"),
-        ("a.csv", "label,text\ngreat,good film\n", "line 2: the label must be an integer; got 'great'"),
+        ("a.csv", "label,text\ngreat,good film\n", "line 2: no label is called 'great'"),
         ("a.csv", "", "no examples"),
         ("a.csv", "label,text\n", "no examples"),
         ("a.tsv", "1\tgood film\nbad film\n", "line 2 has 1 columns"),
@@ -241,7 +241,7 @@ def test_token_ids_in_tables(tmp_path):
         ("a.jsonl", '{"text": "a", "ids": [1]}\n', '"text": "a film"'),
         ("a.jsonl", '{"ids": [1.5]}\n', '"ids"'),
         ("a.jsonl", '["good film"]\n', '"text": "a film"'),
-        ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}\n', "line 2: the label must be an integer; it has none"),
+        ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}\n', "line 2: the label is missing"),
     ],
 )
 def test_tables_that_are_refused(tmp_path, name, content, word):
@@ -275,14 +275,14 @@ def test_pictures_in_colour(tmp_path):
 
 
 def test_positions():
-    assert Positions.parse("last").of(5, 0, 0) == [4]
-    assert Positions.parse("all").of(3, 0, 0) == [0, 1, 2]
-    assert Positions.parse("1,4").of(9, 0, 0) == [1, 4]
-    draws = [tuple(Positions.parse("random:2").of(6, seed, index)) for seed in range(3) for index in range(20)]
+    assert Positions.parse("last").of(None, 5) == [4]
+    assert Positions.parse("all").of(None, 3) == [0, 1, 2]
+    assert Positions.parse("1,4").of(None, 9) == [1, 4]
+    draws = [tuple(Positions.parse("random:2").of(None, 6, seed, index)) for seed in range(3) for index in range(20)]
     assert len(set(draws)) > 10
     assert all(0 <= a < b < 6 for a, b in draws)
-    assert draws[0] == tuple(Positions.parse("random:2").of(6, 0, 0))
-    assert Positions.parse("random:9").of(3, 0, 0) == [0, 1, 2]
+    assert draws[0] == tuple(Positions.parse("random:2").of(None, 6, 0, 0))
+    assert Positions.parse("random:9").of(None, 3) == [0, 1, 2]
     for bad in ("", "first", "random", "random:0", "random:-1", "1;2", "-1"):
         with pytest.raises(zonogpt.OptionError):
             Positions.parse(bad)

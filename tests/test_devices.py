@@ -107,7 +107,7 @@ def test_batches_of_specs_from_both_devices(name, device):
     specs = [ball(net, radius) for net in (model, at) for radius in (SMALL, MIDDLE)]
     if name != "images":  # of several lengths, with tokens before the first that moves
         specs += [zonogpt.embedding_ball(net, IDS[:4], [2], MIDDLE) for net in (model, at)]
-    alone = [zonogpt.verify(model, spec, hint=False) for spec in specs]
+    alone = [zonogpt.verify(model, spec) for spec in specs]
     for net, wanted in ((model, device), (at, "cpu"), (at, None)):
         for a, b in zip(alone, zonogpt.verify_many(net, specs, device=wanted), strict=True):
             same(a, b)

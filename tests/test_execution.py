@@ -440,8 +440,8 @@ def test_where_layernorm_or_the_mean_of_tokens_may_overflow_nothing_is_said(meth
         spec, logits = zonogpt.image_ball(net, image, 1e-9, label=0), hf(image[None]).logits
     spec = spec.with_claim([[1.0, 0.0]], [1e6])
     assert not logits.isfinite().all()
-    assert zonogpt.verify(net, spec, method="E", hint=False).status == "verified"
-    assert zonogpt.verify(net, spec, method=method, arithmetic="float32", hint=False).status == "unknown"
+    assert zonogpt.verify(net, spec, method="E").status == "verified"
+    assert zonogpt.verify(net, spec, method=method, arithmetic="float32").status == "unknown"
 
 
 def test_features_whose_sum_may_overflow():
@@ -459,7 +459,7 @@ def test_epsilons_that_float32_cannot_hold_are_refused(tau):
     spec = zonogpt.embedding_ball(net, [3, 5], [1], 1e-6, label=0)
     with pytest.raises(OptionError, match="epsilon"):
         zonogpt.verify(net, spec, arithmetic="float32")
-    zonogpt.verify(net, spec, hint=False)
+    zonogpt.verify(net, spec)
 
 
 def test_weights_that_float32_rounds_are_refused():
@@ -504,8 +504,8 @@ def test_margins_of_executions_of_whole_models(method):
     for _ in range(3):
         image = torch.rand(net.embedding.image_size, generator=g)
         spec = zonogpt.image_ball(net, image, 1e-5)
-        real = zonogpt.verify(net, spec, method=method, hint=False)
-        executed = zonogpt.verify(net, spec, method=method, hint=False, arithmetic="float32")
+        real = zonogpt.verify(net, spec, method=method)
+        executed = zonogpt.verify(net, spec, method=method, arithmetic="float32")
         assert executed.arithmetic == "float32"
         assert real.arithmetic == "real"
         assert (executed.margins < real.margins).all()
@@ -521,8 +521,8 @@ def test_margins_of_executions_of_whole_models(method):
 def test_tokens_before_the_first_that_moves_are_executed_too():
     net = zonogpt.load(text_classifier(2))
     spec = zonogpt.embedding_ball(net, [3, 5, 1, 12, 7, 2], [4], 1e-5)
-    real = zonogpt.verify(net, spec, hint=False)
-    executed = zonogpt.verify(net, spec, hint=False, arithmetic="float32")
+    real = zonogpt.verify(net, spec)
+    executed = zonogpt.verify(net, spec, arithmetic="float32")
     assert (executed.margins < real.margins - 1e-5).all()
     logits = net.forward(spec.input.embed(spec.input.anchor).float()).double()
     assert (spec.claim.margins(logits) >= executed.margins).all()
@@ -550,8 +550,8 @@ def test_where_an_execution_may_overflow_nothing_is_said(method):
     label = int(map_tensors(net, lambda t: t.double()).forward(net.embedding(image).double()).argmax())
     spec = zonogpt.image_ball(net, image, 1e-4, label=label)
     assert not hf(image[None]).logits.isfinite().any()
-    assert zonogpt.verify(net, spec, method="E", hint=False).status == "verified"
-    assert zonogpt.verify(net, spec, method=method, arithmetic="float32", hint=False).status == "unknown"
+    assert zonogpt.verify(net, spec, method="E").status == "verified"
+    assert zonogpt.verify(net, spec, method=method, arithmetic="float32").status == "unknown"
 
 
 @pytest.mark.parametrize("d", [2, 16, 64])

@@ -134,12 +134,12 @@ def test_what_does_not_replay_is_unknown():
         (Stubborn(image_model(1), spec.label), "Hugging Face's model has 1 in float32"),
         (None, "no original"),
     ):
-        result = zonogpt.verify(dataclasses.replace(model, source=source), spec, attack=True, hint=False)
+        result = zonogpt.verify(dataclasses.replace(model, source=source), spec, attack=True)
         assert result.status == "unknown"
         assert result.counterexample is None
         assert said in result.reason
     wrong = zonogpt.image_ball(model, IMAGE, 0.1, label=(spec.label + 1) % 3)
-    lone = zonogpt.verify(dataclasses.replace(model, source=None), wrong, hint=False)
+    lone = zonogpt.verify(dataclasses.replace(model, source=None), wrong)
     assert (lone.status, lone.counterexample) == ("unknown", None)
 
 
@@ -212,7 +212,7 @@ def test_planted_counterexamples_are_found():
     missed = [
         (case.name, case.spec.input.norm)
         for case in planted
-        if zonogpt.verify(case.model, case.spec, attack=True, hint=False).status != "falsified"
+        if zonogpt.verify(case.model, case.spec, attack=True).status != "falsified"
     ]
     assert len(missed) <= 3, missed
 
@@ -222,7 +222,7 @@ def test_planted_counterexamples_are_never_proved_away(name):
     """No method, whatever its bounds, says verified on any of them."""
     for method in zonogpt.METHODS:
         for case in cases(name):
-            result = zonogpt.verify(case.model, case.spec, method=method, hint=False)
+            result = zonogpt.verify(case.model, case.spec, method=method)
             assert result.status in ("unknown", "falsified"), (method, case.spec.input.norm)
             assert float(result.margins.min()) <= 0
 

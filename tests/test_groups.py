@@ -45,10 +45,10 @@ def test_true_of_every_input_by_another_row_is_unknown(method, attack):
     assert (found.margins < 0).all()  # each row is negative somewhere
     assert 0 < found.lowest < 1.1e-6
     assert not found.broken
-    result = zonogpt.verify(MODEL, any_row, method=method, attack=attack, hint=False)
+    result = zonogpt.verify(MODEL, any_row, method=method, attack=attack)
     assert result.status == "unknown"
     assert "not every group has a certified margin" in result.reason
-    both = zonogpt.verify(MODEL, spec.with_claim(rows, offset), method=method, attack=True, hint=False)
+    both = zonogpt.verify(MODEL, spec.with_claim(rows, offset), method=method, attack=True)
     assert both.status == "falsified"  # that both hold is wrong
 
 
@@ -60,7 +60,7 @@ def test_one_row_that_is_positive_everywhere_is_enough(method):
     offset = [-here + 0.5, here - 0.5]  # the first is about 0.5, the second about -0.5
     for groups, status in (([[0, 1]], "verified"), ([[1, 0]], "verified"), ([[0], [0, 1]], "verified"),
                            ([[0, 1], [1]], "falsified"), (None, "falsified")):  # fmt: skip
-        result = zonogpt.verify(MODEL, spec.with_claim(rows, offset, groups), method=method, hint=False)
+        result = zonogpt.verify(MODEL, spec.with_claim(rows, offset, groups), method=method)
         assert result.status == status, groups
         if status == "verified":
             assert result.margins.sign().tolist() == [1.0, -1.0]
@@ -70,7 +70,7 @@ def test_one_row_that_is_positive_everywhere_is_enough(method):
 def test_a_group_all_of_whose_rows_fail_is_falsified_by_a_replayed_input():
     spec = ball(0.02)
     rows, offset = either_way(spec, 0.01)
-    at_once = zonogpt.verify(MODEL, spec.with_claim(rows, offset, [[0, 1]]), hint=False)
+    at_once = zonogpt.verify(MODEL, spec.with_claim(rows, offset, [[0, 1]]))
     assert at_once.status == "falsified"
     assert "unperturbed input" in at_once.reason
     # The rows of the second group are positive at the anchor, and both negative elsewhere.
@@ -80,8 +80,8 @@ def test_a_group_all_of_whose_rows_fail_is_falsified_by_a_replayed_input():
     rows = [[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [2.0, 0.0, 0.0]]
     offset = [1.0, -float(here[0]) + down, -2 * float(here[0]) + 1.9 * down]
     hidden = spec.with_claim(rows, offset, [[0, 1], [1, 2]])
-    assert zonogpt.verify(MODEL, hidden, hint=False).status == "unknown"
-    result = zonogpt.verify(MODEL, hidden, attack=True, hint=False)
+    assert zonogpt.verify(MODEL, hidden).status == "unknown"
+    result = zonogpt.verify(MODEL, hidden, attack=True)
     assert result.status == "falsified"
     margins = hidden.claim.margins(outputs(hidden, result.counterexample))
     assert margins[0] > 0
@@ -108,7 +108,7 @@ def test_the_search_lowers_the_largest_row():
     margins = claim.claim.margins(outputs(claim, found.input))
     assert float(margins.max()) == pytest.approx(found.lowest, abs=1e-9)
     assert (found.margins <= margins + 1e-9).all()
-    assert zonogpt.verify(MODEL, claim, attack=True, hint=False).status == "falsified"
+    assert zonogpt.verify(MODEL, claim, attack=True).status == "falsified"
 
 
 def test_all_rows_of_the_group_must_be_broken_by_more_than_rounding():
@@ -125,7 +125,7 @@ def test_all_rows_of_the_group_must_be_broken_by_more_than_rounding():
         claimed = spec.with_claim(rows, offset, groups)
         finding = replay(wide, claimed, TEXTS.source, spec.input.anchor)
         assert (finding.counterexample is not None) == broken
-        assert (zonogpt.verify(TEXTS, claimed, hint=False).status == "falsified") == broken
+        assert (zonogpt.verify(TEXTS, claimed).status == "falsified") == broken
         assert falsify(wide, claimed, TEXTS.source, steps=1).lowest <= 0
     kept = replay(wide, spec.with_claim(rows, [clear, tie + 1e-3], [[0, 1]]), TEXTS.source, spec.input.anchor)
     assert kept.counterexample is None
@@ -139,7 +139,7 @@ def test_all_rows_of_the_group_must_be_broken_by_more_than_rounding():
 def test_certificates_refuse_groups_by_name(tmp_path):
     spec = ball(1e-6)
     rows, offset = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], [9.0, 9.0]
-    with pytest.raises(CertificateError, match="any row of a group may hold"):
+    with pytest.raises(CertificateError, match="not every row need hold"):
         zonogpt.write_certificate(MODEL, spec.with_claim(rows, offset, [[0, 1]]), tmp_path / "c")
     assert not (tmp_path / "c").exists()
     zonogpt.write_certificate(MODEL, spec.with_claim(rows, offset, [[1], [0]]), tmp_path / "c", check=False)

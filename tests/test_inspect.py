@@ -12,7 +12,7 @@ from transformers import GPT2LMHeadModel
 
 import zonogpt
 from builders import config, image_config, language_model
-from zonogpt.cli.inspection import PROCESS_BYTES
+from zonogpt.cli.answers.inspection import PROCESS_BYTES
 from zonogpt.domains.structured import generator_limit
 from zonogpt.errors import OptionError
 from zonogpt.methods import METHODS, plan
@@ -114,14 +114,14 @@ sizes, tokens, methods = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3].
 torch.manual_seed(0)
 GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)).save_pretrained(sys.argv[4])
 cpu, model = torch.device("cpu"), zonogpt.load(sys.argv[4])
-found, out = zonogpt.inspect(model, tokens, 1), {}
+found, out = zonogpt.inspect(model, tokens, "last"), {}
 for method in methods:
     seen = []
     for label in (3, None):  # falsified, so that the judge is there in float32; then proved, or unknown
         resident_bytes(cpu)
         reset_peak(cpu)
         spec = zonogpt.embedding_ball(model, range(tokens), [tokens - 1], 1e-6, label)
-        zonogpt.verify(model, spec, method=method, hint=False)
+        zonogpt.verify(model, spec, method=method)
         seen.append(peak_bytes(cpu))
     out[method] = (found.plans[method].peak_bytes + found.weight_bytes, max(seen))
 print(json.dumps(out))
@@ -204,7 +204,7 @@ def test_the_run_holds_one_copy_in_float64():
     spec = zonogpt.embedding_ball(model, [1, 2], [0], 0.5)
     for method, wanted in (("E", [torch.float64]), ("ibp", [torch.float64]), ("crown", [torch.float64, torch.float32])):
         with mock.patch.object(Model, "converted", autospec=True, side_effect=Model.converted) as converted:
-            result = zonogpt.verify(model, spec, method=method)
+            result = zonogpt.verify(model, spec, method=method, hint=True)
         made = [call.args[2] for call in converted.call_args_list if call.args[0] is model]
         assert made == wanted
         assert (result.certified_radius is not None) == (method == "E")
@@ -213,11 +213,12 @@ def test_the_run_holds_one_copy_in_float64():
 def test_bad_options():
     images, text = wide_image_model(64, 4), zonogpt.load(language_model())
     for model, options in (
-        (images, {"tokens": 3}), (text, {"tokens": 9}), (text, {"tokens": 0}), (text, {"positions": 9}),
+        (images, {"tokens": 3}), (text, {"tokens": 9}), (text, {"tokens": 0}), (text, {"positions": [0]}), (text, {"tokens": 4, "positions": [4]}),
         (text, {"dtype": "int8"}),
         (text, {"budget_bytes": 0}),
     ):  # fmt: skip
-        with pytest.raises(OptionError):
+        with pytest.raises((OptionError, zonogpt.SpecError)):
             zonogpt.inspect(model, **options)
-    assert zonogpt.inspect(text, tokens=4, positions=2).inputs == 24
+    found = zonogpt.inspect(text, 4, [1, 3])
+    assert (found.tokens, found.moving, found.inputs) == (4, 2, 24)
     assert generator_limit(1, 1, 1) == 64

@@ -150,7 +150,7 @@ def test_verify_many_gives_what_verify_gives():
     many = zonogpt.verify_many(model, specs, on_result=lambda i, result: seen.append(i))
     assert sorted(seen) == list(range(len(specs)))
     for spec, together in zip(specs, many, strict=True):
-        alone = zonogpt.verify(model, spec, hint=False)
+        alone = zonogpt.verify(model, spec)
         assert together.status == alone.status
         torch.testing.assert_close(together.margins, alone.margins, rtol=1e-6, atol=1e-9)
     assert many[-2].status == "falsified"
@@ -214,7 +214,7 @@ def test_verify_many_of_sentences_gives_what_verify_gives(monkeypatch):
     for model in (trained("text"), zonogpt.load(language_model(3))):
         specs = sentences_of_many_lengths(model)
         for spec, result in zip(specs, zonogpt.verify_many(model, specs), strict=True):
-            alone = zonogpt.verify(model, spec, hint=False)
+            alone = zonogpt.verify(model, spec)
             assert (result.status, result.reason) == (alone.status, alone.reason)
             torch.testing.assert_close(result.margins, alone.margins, rtol=1e-6, atol=1e-9)
 
@@ -253,7 +253,7 @@ def test_unknown_names_the_block_and_a_radius_that_holds():
     said = re.search(r"radius (\S+) is certified", result.reason)[1]
     assert float(said) == result.certified_radius
     assert zonogpt.verify(model, spec.shrunk(result.certified_radius)).status == "verified"
-    assert zonogpt.verify(model, spec, hint=False).certified_radius is None
+    assert zonogpt.verify(model, spec).certified_radius is None
     assert zonogpt.Result.from_json(result.to_json()).certified_radius == result.certified_radius
 
 
@@ -275,7 +275,7 @@ def test_nan_ends_as_unknown_with_its_place(monkeypatch):
         require_finite("GELU input", torch.tensor(math.nan))
 
     monkeypatch.setitem(walk.STEPS, "mlp", broken)
-    result = zonogpt.verify(model, spec, hint=False)
+    result = zonogpt.verify(model, spec)
     assert result.status == "unknown"
     assert "block 2 (mlp), step 'GELU input'" in result.reason
     wide = moved(model, model.device, torch.float64)
@@ -306,6 +306,6 @@ def test_float32_bounds_contain_what_float64_finds():
     for name in ("rows", "tiles", "text"):
         model = trained(name)
         for spec in instances(name, 3e-3, 2):
-            narrow = zonogpt.verify(model, spec, dtype="float32", hint=False)
+            narrow = zonogpt.verify(model, spec, dtype="float32")
             assert (attack(model, spec, restarts=2, steps=10).margins >= narrow.margins - 1e-5).all()
             torch.testing.assert_close(narrow.margins, margins_of(model, spec), rtol=2e-3, atol=2e-3)

@@ -69,7 +69,7 @@ def test_no_verdict_of_a_single_near_tie_is_on_the_wrong_side(seed):
         k = (7 * at) % ROWS
         spec = zonogpt.image_ball(model, image, 0.0, label=0).with_claim(rows[k : k + 1], offsets[k : k + 1])
         for name in SOUND:
-            result = zonogpt.verify(model, spec, method=name, hint=False)
+            result = zonogpt.verify(model, spec, method=name)
             assert result.status != "verified" or margins[k] > 0, (name, k)
             assert result.status != "falsified" or margins[k] < 0, (name, k)
             statuses.add(result.status)

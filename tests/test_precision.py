@@ -15,7 +15,7 @@ NEWER = hasattr(torch.backends, "fp32_precision")
 @pytest.fixture
 def run():
     model = zonogpt.load(image_model(0))
-    return lambda: zonogpt.verify(model, zonogpt.image_ball(model, torch.full((6, 4), 0.5), 1e-4), hint=False)
+    return lambda: zonogpt.verify(model, zonogpt.image_ball(model, torch.full((6, 4), 0.5), 1e-4))
 
 
 @pytest.fixture(autouse=True)

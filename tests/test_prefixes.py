@@ -220,7 +220,7 @@ def test_nobody_gets_another_inputs_beginning(monkeypatch, together, arithmetic)
         specs = sentences(model)
         many = zonogpt.verify_many(model, specs, arithmetic=arithmetic)
         for spec, result in zip(specs, many, strict=True):
-            alone = zonogpt.verify(model, spec, hint=False, arithmetic=arithmetic)
+            alone = zonogpt.verify(model, spec, arithmetic=arithmetic)
             near = 1e-6 if arithmetic == "real" else 1e-4  # padding makes sums longer, on paper
             torch.testing.assert_close(result.margins, alone.margins, rtol=near, atol=1e-9)
 
@@ -257,7 +257,7 @@ def test_a_beginning_that_overflows_takes_nobody_along(monkeypatch, together):
     specs = [zonogpt.embedding_ball(model, ids, [len(ids) - 1], 1e-3, label=label) for ids, label in texts]
     many = zonogpt.verify_many(model, specs)
     for spec, result in zip(specs, many, strict=True):
-        alone = zonogpt.verify(model, spec, hint=False)
+        alone = zonogpt.verify(model, spec)
         assert (result.status, result.reason) == (alone.status, alone.reason)
         torch.testing.assert_close(result.margins, alone.margins, rtol=1e-9, atol=1e-12)
     assert "block 1 (attention)" in many[1].reason

@@ -145,7 +145,7 @@ def test_certified_radius_from_both_sides():
     assert 1e-4 < certified < attacked < 2.0
     assert zonogpt.verify(MODEL, ball(certified)).status == "verified"
     assert zonogpt.verify(MODEL, ball(attacked), attack=True).status == "falsified"
-    assert zonogpt.verify(MODEL, ball(1.05 * certified), hint=False).status == "unknown"
+    assert zonogpt.verify(MODEL, ball(1.05 * certified)).status == "unknown"
     assert {t.status for t in trials} <= {"verified", "unknown", "kept", "broken"}
     assert all(isinstance(t, Trial) and t.seconds > 0 for t in trials)
     found = zonogpt.certified_radius(MODEL, ball, 1e-4, 2.0, tolerance=1.0, attack=False)
@@ -245,7 +245,7 @@ def test_counts_at_the_grid_are_exact(comparison):
     for method in ("E", "A", "ibp"):
         for k, radius in enumerate(GRID):
             specs = [zonogpt.image_ball(MODEL, Images(3).read(i), radius, Images(3).label(i)) for i in range(2)]
-            proved = sum(zonogpt.verify(MODEL, s, method=method, hint=False).status == "verified" for s in specs)
+            proved = sum(zonogpt.verify(MODEL, s, method=method).status == "verified" for s in specs)
             assert lines[method].counts[k] == proved
     assert lines["attack"].counts[0] == 2
     assert lines["E"].inputs == 3

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from program import zono
 from zonogpt.cli.app import app
-from zonogpt.cli.verdict import EXIT
+from zonogpt.cli.answers.verdict import EXIT
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

@@ -13,7 +13,7 @@ import exact
 import zonogpt
 from builders import config, image_model
 from zonogpt.cli.app import app
-from zonogpt.cli.verdict import describe
+from zonogpt.cli.answers.telling import describe
 from zonogpt.errors import OptionError, SpecError
 from zonogpt.methods import METHODS
 from zonogpt.model.sensitivity import Shaken
@@ -63,11 +63,11 @@ def test_a_multi_label_answer_changes_though_the_largest_output_stays():
         net.score.weight.copy_(torch.stack([hidden, across + 1e-6 * hidden]))  # the second output is nearly 0
     model = zonogpt.load(net)
     spec = zonogpt.embedding_ball(model, IDS, [3], 1e-4)
-    result = zonogpt.verify(model, spec, attack=True, hint=False)
+    result = zonogpt.verify(model, spec, attack=True)
     assert result.status == "falsified"
     assert result.answer is None
     single = dataclasses.replace(model, problem=None)
-    assert zonogpt.verify(single, zonogpt.embedding_ball(single, IDS, [3], 1e-4), hint=False).status == "verified"
+    assert zonogpt.verify(single, zonogpt.embedding_ball(single, IDS, [3], 1e-4)).status == "verified"
 
 
 def test_a_multi_label_classifier_has_no_label_to_name(multi_label):
@@ -171,11 +171,11 @@ def test_claims_that_hold_by_less_than_rounding_are_not_falsified():
         for nudge in (0.0, 1e-16, -1e-16):
             close = spec.with_claim([[1.0, 0.0]], [-float(output[0]) + nudge])
             for attack in (False, True):
-                result = zonogpt.verify(model, close, hint=False, attack=attack)
+                result = zonogpt.verify(model, close, attack=attack)
                 assert result.status == "unknown"
                 assert nudge > 0 or "rounding may have moved by" in result.reason
         clear = spec.with_claim([[1.0, 0.0]], [-float(output[0]) - 1e-4])
-        assert zonogpt.verify(model, clear, hint=False).status == "falsified"
+        assert zonogpt.verify(model, clear).status == "falsified"
 
 
 def test_rounding_of_a_counterexample_covers_what_float64_rounds():
@@ -222,7 +222,7 @@ def test_gelu_rounds_in_units_of_its_input():
 def test_the_guarantee_stands_beside_every_verdict(method, tmp_path):
     model = zonogpt.load(classifier())
     spec = zonogpt.embedding_ball(model, IDS, [1], 1e-6)
-    result = zonogpt.verify(model, spec, method=method, hint=False)
+    result = zonogpt.verify(model, spec, method=method)
     expected = "estimated" if method in ("crown", "deepz", "covenn") else "bounded"
     assert result.status == "verified"
     assert result.guarantee == json.loads(result.to_json())["guarantee"] == expected

@@ -142,7 +142,7 @@ def test_bad_positions(texts, positions):
         zonogpt.embedding_ball(texts, [3, 5, 1, 7], positions, 0.1)
 
 
-@pytest.mark.parametrize("ids", [[], [17], [-1], [1.5], [[1, 2]], list(range(9)), "abc", [True]])
+@pytest.mark.parametrize("ids", [[], [17], [-1], [1.5], [[1, 2], [3, 4]], list(range(9)), "abc", [True]])
 def test_bad_ids(texts, ids):
     with pytest.raises(SpecError):
         zonogpt.embedding_ball(texts, ids, [0], 0.1)

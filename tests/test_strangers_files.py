@@ -23,7 +23,8 @@ from data_files import idx_bytes
 from zonogpt.datasets import idx, pictures
 from zonogpt.datasets.idx import read_idx
 from zonogpt.datasets.pictures import read_image
-from zonogpt.datasets.texts import TextLines, encode
+from zonogpt.datasets.texts import TextLines
+from zonogpt.model.tokenizer import Tokenizer
 from zonogpt.errors import ModelError, OptionError, SpecError
 from zonogpt.model.checkpoint import INDEX, WEIGHTS
 from zonogpt.studies.rows.store import parse
@@ -152,7 +153,7 @@ def test_what_config_says_besides_the_network_is_not_followed(folder, mark, pyth
 
 def test_tokenizer_with_code_is_refused(folder, python, monkeypatch):
     write_tokenizer(folder)
-    assert encode(str(folder), "ab", [])[0]
+    assert Tokenizer.beside(folder, "it").read("ab").ids
     monkeypatch.setattr("builtins.input", lambda *_: "y")  # transformers would ask, and somebody may say yes
     (folder / "evil.py").write_text(python)
     edit(
@@ -160,7 +161,7 @@ def test_tokenizer_with_code_is_refused(folder, python, monkeypatch):
     )
     edit(folder / "config.json", auto_map={"AutoConfig": "evil.Evil"}, num_labels=HUGE)
     with pytest.raises(SpecError, match="tokenizer"):
-        encode(str(folder), "ab", [])
+        Tokenizer.beside(folder, "it").read("ab")
 
 
 @pytest.mark.parametrize("name", ["num_labels", "n_positions", "vocab_size", "n_embd", "n_layer", "n_head", "n_inner"])

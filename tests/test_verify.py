@@ -264,6 +264,9 @@ def test_json_round_trip(model, label):
     assert json.loads(text)["status"] == result.status
     again = zonogpt.Result.from_json(text)
     for field in dataclasses.fields(result):
+        if field.name == "subject":
+            assert again.about == result.about
+            continue
         ours, theirs = getattr(result, field.name), getattr(again, field.name)
         if isinstance(ours, torch.Tensor):
             assert torch.equal(ours, theirs), field.name

@@ -6,30 +6,48 @@
 >>> spec = zonogpt.image_ball(model, images[0], radius=1e-4)
 >>> zonogpt.verify(model, spec).status
 'verified'
+
+The names in `__all__` are the public interface. From 0.1 on, a name or an argument that is to go, or to mean something
+else, warns for one release first (docs/python.md, "Stability").
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from zonogpt._version import __version__
-from zonogpt.datasets import Dataset, open_dataset
-from zonogpt.errors import CertificateError, ModelError, OptionError, SpecError, ZonoGptError
-from zonogpt.methods import METHODS
-from zonogpt.methods.ledger import Ledger, LedgerEntry
-from zonogpt.model import zoo
-from zonogpt.model.hf import load
-from zonogpt.model.ir import Model, logits
-from zonogpt.search.descent import Attack, attack
-from zonogpt.spec.spec import Spec, embedding_ball, image_ball
-from zonogpt.studies.accuracy.certification import Certification, certify
-from zonogpt.studies.radii.comparison import Comparison, compare
-from zonogpt.studies.radii.radius import CertifiedRadius, certified_radius
-from zonogpt.verification.api import verify, verify_many
-from zonogpt.verification.certificate import write_certificate
-from zonogpt.verification.inspection import inspect
-from zonogpt.verification.result import Result
 
 if TYPE_CHECKING:
+    from zonogpt.datasets import Dataset, open_dataset
+    from zonogpt.errors import (
+        CertificateError,
+        ModelError,
+        OptionError,
+        PrecisionError,
+        RecordError,
+        SpecError,
+        UnsoundError,
+        WorkerError,
+        WriteError,
+        ZonoGptError,
+    )
+    from zonogpt.methods import METHODS, register_method
+    from zonogpt.methods.ledger import Ledger, LedgerEntry
+    from zonogpt.model import zoo
+    from zonogpt.model.hf import load
+    from zonogpt.model.ir import Model, logits
+    from zonogpt.model.names import text
+    from zonogpt.model.tokenizer import Text
     from zonogpt.model.vision import GPT2ForImageClassification
+    from zonogpt.search.descent import Attack, attack
+    from zonogpt.spec.spec import Spec, embedding_ball, image_ball
+    from zonogpt.studies.accuracy.certification import Certification, certify
+    from zonogpt.studies.radii.comparison import Comparison, compare
+    from zonogpt.studies.radii.radius import CertifiedRadius, certified_radius
+    from zonogpt.verification.api import verify, verify_many
+    from zonogpt.verification.certificate import write_certificate
+    from zonogpt.verification.inspection import Inspection, inspect
+    from zonogpt.verification.result import Result
+    from zonogpt.verification.verifier import Verifier
 
 __all__ = [
     "METHODS",
@@ -40,14 +58,22 @@ __all__ = [
     "Comparison",
     "Dataset",
     "GPT2ForImageClassification",
+    "Inspection",
     "Ledger",
     "LedgerEntry",
     "Model",
     "ModelError",
     "OptionError",
+    "PrecisionError",
+    "RecordError",
     "Result",
     "Spec",
     "SpecError",
+    "Text",
+    "UnsoundError",
+    "Verifier",
+    "WorkerError",
+    "WriteError",
     "ZonoGptError",
     "__version__",
     "attack",
@@ -60,17 +86,52 @@ __all__ = [
     "load",
     "logits",
     "open_dataset",
+    "register_method",
+    "text",
     "verify",
     "verify_many",
     "write_certificate",
     "zoo",
 ]
 
+# Where each name comes from. It is imported when it is first asked for: torch takes a second, `--version` needs none.
+_HOMES = {
+    name: home
+    for home, names in {
+        "datasets": "Dataset open_dataset",
+        "errors": "CertificateError ModelError OptionError PrecisionError RecordError SpecError UnsoundError"
+        " WorkerError WriteError ZonoGptError",
+        "methods": "METHODS register_method",
+        "methods.ledger": "Ledger LedgerEntry",
+        "model": "zoo",
+        "model.hf": "load",
+        "model.ir": "Model logits",
+        "model.names": "text",
+        "model.tokenizer": "Text",
+        "model.vision": "GPT2ForImageClassification",
+        "search.descent": "Attack attack",
+        "spec.spec": "Spec embedding_ball image_ball",
+        "studies.accuracy.certification": "Certification certify",
+        "studies.radii.comparison": "Comparison compare",
+        "studies.radii.radius": "CertifiedRadius certified_radius",
+        "verification.api": "verify verify_many",
+        "verification.certificate": "write_certificate",
+        "verification.inspection": "Inspection inspect",
+        "verification.result": "Result",
+        "verification.verifier": "Verifier",
+    }.items()
+    for name in names.split()
+}
+
 
 def __getattr__(name: str) -> Any:
-    """GPT2ForImageClassification on first use: it pulls in transformers' modelling code, which proofs do not need."""
-    if name == "GPT2ForImageClassification":
-        from zonogpt.model.vision import GPT2ForImageClassification
+    if name not in _HOMES:
+        raise AttributeError(f"module 'zonogpt' has no attribute {name!r}")
+    home = import_module(f"zonogpt.{_HOMES[name]}")
+    value = import_module(f"{home.__name__}.{name}") if name == "zoo" else getattr(home, name)
+    globals()[name] = value  # from now on found without this function
+    return value
 
-        return GPT2ForImageClassification
-    raise AttributeError(f"module 'zonogpt' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

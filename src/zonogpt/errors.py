@@ -28,6 +28,10 @@ class WorkerError(ZonoGptError):
     """Worker processes that die of the same job again and again."""
 
 
+class RecordError(ZonoGptError):
+    """A text that should be a result of zonogpt, and is none."""
+
+
 class CertificateError(ZonoGptError):
     """A proof has too little room for a certificate, whose checker rounds differently."""
 

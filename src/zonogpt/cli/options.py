@@ -1,4 +1,7 @@
-"""Option values that need reading: lists of numbers, sizes in bytes, files to be written."""
+"""Options that several commands share, word for word, and values that need reading: numbers, sizes, files to write.
+
+Nothing here may import torch: a help screen, a completion or a mistake in the options is answered at once.
+"""
 
 from __future__ import annotations
 
@@ -11,36 +14,102 @@ from typing import Annotated
 import typer
 
 from zonogpt.errors import OptionError
-from zonogpt.methods import METHODS
 
-# Options that several commands share, word for word.
-ModelName = Annotated[str, typer.Argument(help="Directory from save_pretrained, a hub name, or zoo:digits.")]
-Image = Annotated[Path | None, typer.Option(help="Picture (.png, .jpg, ...), array (.npy), or zoo:digits/0.")]
-Text = Annotated[str | None, typer.Option(help="Text, read with the model's tokenizer.")]
-Ids = Annotated[str | None, typer.Option(help="Token ids, as 5,17,3.")]
-Label = Annotated[int | None, typer.Option(help="The answer to keep. Default: the model's own.")]
-Tolerance = Annotated[float, typer.Option(help="Stop where two radii differ by this ratio.")]
-Count = Annotated[int | None, typer.Option(help="How many examples. Default: all.")]
-Skip = Annotated[int, typer.Option(help="How many to leave out first.")]
-Split = Annotated[str, typer.Option(help="Of MNIST files: test or train.")]
-MethodName = Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")]
-Norm = Annotated[str, typer.Option(help="Norm of the ball: inf, 2 or 1.")]
-Seed = Annotated[int, typer.Option(help="Of the attack and of random positions.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
-Dtype = Annotated[str | None, typer.Option(help="float64 (default) or float32.")]
-Arithmetic = Annotated[str, typer.Option(help="What the verdict is about: real, or any execution in float32.")]
-Budget = Annotated[str | None, typer.Option(help="Memory of a run, or generator pool (A, F, M, D), as 512MiB.")]
-Json = Annotated[Path | None, typer.Option(help="Write settings, table and rows to this file.")]
-Engine = Annotated[str, typer.Option(help="local, or ray: a Ray cluster (RAY_ADDRESS; else one here).")]
-Workers = Annotated[int | None, typer.Option(help="At a time. Default: 1 here, of a cluster as many as fit.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the first line only.")]
-Data = Annotated[
-    Path | None, typer.Option(help="MNIST files, a folder LABEL/*.png, lines LABEL<TAB>TEXT, or zoo:digits.")
+METHOD_NAMES = ("E", "A", "F", "M", "D", "A-literal", "F-literal", "M-literal", "D-literal", "ibp", "deepz", "crown",
+                "covenn")  # fmt: skip
+ATTACK = "attack"  # stands among the methods of a comparison
+
+INPUT, CLAIM, RUN, OUTPUT = (
+    "What moves",
+    "What must stay",
+    "How it is run",
+    "What is written",
+)  # panels of a help screen
+
+
+def _methods(start: str) -> list[str]:
+    return [name for name in METHOD_NAMES if name.startswith(start)]
+
+
+def _models() -> list[str]:
+    return ["zoo:digits"]
+
+
+ModelName = Annotated[
+    str,
+    typer.Argument(help="Directory from save_pretrained, a hub name, or zoo:digits.", autocompletion=_models),
 ]
-EachPosition = Annotated[str | None, typer.Option(help="Tokens, each moved on its own: last, all, random:2, or 1,4.")]
-Out = Annotated[Path | None, typer.Option(help="Directory for rows, table and picture; resumes where it left off.")]
+
+Image = Annotated[
+    str | None,
+    typer.Option(help="Picture (.png, .jpg, ...), array (.npy), or zoo:digits/0.", rich_help_panel=INPUT),
+]
+Text = Annotated[str | None, typer.Option(help="Text, read with the model's tokenizer.", rich_help_panel=INPUT)]
+Ids = Annotated[str | None, typer.Option(help="Token ids, as 5,17,3.", rich_help_panel=INPUT)]
+Positions = Annotated[
+    str | None,
+    typer.Option(
+        help="Tokens of a text that move, together: last, all, random:2, or 1,4 (from 0).", rich_help_panel=INPUT
+    ),
+]
+Words = Annotated[
+    str | None,
+    typer.Option(help="Words of a text that move, together, as good,film.", rich_help_panel=INPUT),
+]
+Each = Annotated[
+    bool, typer.Option("--each", help="Move these tokens one by one, not together.", rich_help_panel=INPUT)
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(help="MNIST files, a folder LABEL/*.png, lines LABEL<TAB>TEXT, or zoo:digits.", rich_help_panel=INPUT),
+]
+Count = Annotated[int | None, typer.Option(help="How many examples. Default: all.", rich_help_panel=INPUT)]
+Skip = Annotated[int, typer.Option(help="How many to leave out first.", rich_help_panel=INPUT)]
+Split = Annotated[str, typer.Option(help="Of MNIST files: test or train.", rich_help_panel=INPUT)]
+Norm = Annotated[str, typer.Option(help="Norm of the ball: inf, 2 or 1.", rich_help_panel=INPUT)]
+Radius = Annotated[
+    str, typer.Option(help="How far the input may move, in the norm, as 0.01 or 8/255.", rich_help_panel=INPUT)
+]
+
+Label = Annotated[
+    str | None,
+    typer.Option(help="The answer to keep, by number or name. Default: the model's own.", rich_help_panel=CLAIM),
+]
+
+MethodName = Annotated[
+    str, typer.Option(help=f"One of {', '.join(METHOD_NAMES)}.", autocompletion=_methods, rich_help_panel=RUN)
+]
+Seed = Annotated[int, typer.Option(help="Of the attack and of random positions.", rich_help_panel=RUN)]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...", rich_help_panel=RUN)]
+Dtype = Annotated[str | None, typer.Option(help="float64 (default) or float32.", rich_help_panel=RUN)]
+Arithmetic = Annotated[
+    str, typer.Option(help="What the verdict is about: real, or any execution in float32.", rich_help_panel=RUN)
+]
+Budget = Annotated[
+    str | None,
+    typer.Option(help="Memory of a run, or generator pool (A, F, M, D), as 512MiB.", rich_help_panel=RUN),
+]
+Tolerance = Annotated[float, typer.Option(help="Stop where two radii differ by this ratio.", rich_help_panel=RUN)]
+Engine = Annotated[
+    str, typer.Option(help="local, or ray: a Ray cluster (RAY_ADDRESS; else one here).", rich_help_panel=RUN)
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(help="At a time. Default: 1 here, of a cluster as many as fit.", rich_help_panel=RUN),
+]
+
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Directory for rows, table and picture; resumes where it left off.", rich_help_panel=OUTPUT),
+]
+Json = Annotated[
+    Path | None,
+    typer.Option(help="Write settings, table and rows to this file (-: standard output).", rich_help_panel=OUTPUT),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the first line only.", rich_help_panel=OUTPUT)]
 
 UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+STANDARD = Path("-")  # standard input or output, as a file
 
 
 def integers(text: str, name: str) -> list[int]:
@@ -52,11 +121,24 @@ def integers(text: str, name: str) -> list[int]:
 
 
 def numbers(text: str, name: str) -> list[float]:
-    """ "1e-3,2e-3" -> [0.001, 0.002]."""
+    """ "1e-3,8/255" -> [0.001, 0.03137...]."""
+    return [_number(part, text, name) for part in text.split(",")]
+
+
+def number(text: str, name: str) -> float:
+    """ "8/255" -> 0.03137...; the nearest float."""
+    found = numbers(text, name)
+    if len(found) != 1:
+        raise OptionError(f"{name} takes one number, as 0.01 or 8/255; got {text!r}")
+    return found[0]
+
+
+def _number(part: str, text: str, name: str) -> float:
+    above, slash, below = part.partition("/")
     try:
-        return [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise OptionError(f"{name} takes numbers separated by commas; got {text!r}") from error
+        return float(above) / float(below) if slash else float(above)
+    except (ValueError, ZeroDivisionError) as error:
+        raise OptionError(f"{name} takes numbers separated by commas, as 0.01 or 8/255; got {text!r}") from error
 
 
 def two_numbers(text: str, name: str) -> tuple[float, float]:
@@ -91,7 +173,7 @@ def norm_of(text: str) -> float:
 
 def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:
     """Before any work: can this file be written at all, and has it one of these suffixes (any, if none is named)?"""
-    if file is None:
+    if file is None or (file == STANDARD and not suffixes):
         return
     try:
         target = file.resolve()

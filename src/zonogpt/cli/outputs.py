@@ -6,17 +6,24 @@ import dataclasses
 import errno
 import json
 import os
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 from rich.text import Text
 
+from zonogpt.cli.options import STANDARD
 from zonogpt.errors import WriteError
-from zonogpt.studies.rows.record import RunSettings, StoredRow, plain
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+    from zonogpt.model.ir import Model
+    from zonogpt.studies.rows.record import RunSettings, StoredRow
+
+STUDY_SCHEMA = "zonogpt-study-1"
 
 
 def complain(what: object) -> None:
@@ -34,9 +41,32 @@ def attempt(write: Callable[..., object], *args: object) -> bool:
     return True
 
 
-def as_json(settings: RunSettings, lines: Sequence[DataclassInstance], rows: Sequence[StoredRow]) -> str:
-    """A whole run: its settings, its table and its rows. Infinities are the strings "inf" and "-inf"."""
+def answer_stream(json_file: Path | None) -> TextIO:
+    """Where people read the answer: standard output, unless the JSON goes there."""
+    return sys.stderr if json_file == STANDARD else sys.stdout
+
+
+def write_json(file: Path, content: str) -> None:
+    """To a file whole, or to standard output; WriteError names the file."""
+    from zonogpt.support.files import write_whole
+
+    if file == STANDARD:
+        sys.stdout.write(content)
+        return
+    write_whole(file, content)
+
+
+def study_json(
+    model: Model, settings: RunSettings, lines: Sequence[DataclassInstance], rows: Sequence[StoredRow]
+) -> str:
+    """A whole run: versions, model, settings, table and rows. Infinities are the strings "inf" and "-inf"."""
+    from zonogpt.studies.rows.record import plain
+    from zonogpt.verification.subject import about_model, versions
+
     whole = {
+        "schema": STUDY_SCHEMA,
+        "versions": versions(),
+        "model": about_model(model),
         "settings": dataclasses.asdict(settings),
         "table": [plain(dataclasses.asdict(line)) for line in lines],
         "rows": [json.loads(row.to_json()) for row in rows],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TextIO
+
 from rich.console import Console
 from rich.table import Table
 
 
-def print_table(table: Table) -> None:
-    console = Console(highlight=False)
+def print_table(table: Table, stream: TextIO | None = None) -> None:
+    console = Console(highlight=False, file=stream)
     if not console.is_terminal:
-        console = Console(highlight=False, width=max(80, Console(width=10_000).measure(table).maximum))
+        console = Console(highlight=False, file=stream, width=max(80, Console(width=10_000).measure(table).maximum))
     console.print(table)

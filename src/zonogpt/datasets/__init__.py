@@ -14,6 +14,7 @@ from zonogpt.datasets.texts import TextLines
 from zonogpt.errors import OptionError, SpecError
 from zonogpt.model import zoo
 from zonogpt.model.ir import Model, check_model
+from zonogpt.model.tokenizer import Text
 from zonogpt.support.files import as_path
 
 
@@ -28,18 +29,20 @@ class Dataset(Protocol):
     def label(self, index: int) -> int | None:
         """None in a data set without labels; either all inputs have one or none has."""
 
-    def read(self, index: int) -> Tensor | list[int]:
-        """What image_ball or embedding_ball takes: an image with floats in [0, 1], or token ids."""
+    def read(self, index: int) -> Tensor | Text | list[int]:
+        """What image_ball or embedding_ball takes: an image with floats in [0, 1], a text, or token ids."""
 
 
-def open_dataset(path: str | Path, model: Model, source: str | Path, split: str = "test") -> Dataset:
-    """The data at `path` for this model, which came from `source` (its tokenizer is looked for there).
+def open_dataset(path: str | Path, model: Model, source: str | Path | None = None, split: str = "test") -> Dataset:
+    """The data at `path` for this model. Texts are read with its tokenizer, or with the one that lies at `source`.
 
     A model of images reads a directory: MNIST's files (`split`: "test" or "train"), or pictures. A model of texts reads
     a file. "zoo:digits" is the digits that travel with the bundled model.
     """
     check_model(model)
-    place, source = as_path(path, "the data"), str(as_path(source, "the source of the model"))
+    place = as_path(path, "the data")
+    if source is not None:
+        source = str(as_path(source, "the source of the tokenizer"))
     if split not in SPLITS:
         raise OptionError(f"split {split!r} is unknown; there are {' and '.join(SPLITS)}")
     try:
@@ -53,7 +56,7 @@ def check_dataset(value: object) -> None:
         raise OptionError(f"a data set is needed, from open_dataset; got {type(value).__name__}")
 
 
-def _open(path: Path, model: Model, source: str, split: str) -> Dataset:
+def _open(path: Path, model: Model, source: str | None, split: str) -> Dataset:
     if str(path).startswith(zoo.PREFIX):
         return Given.bundled(str(path).removeprefix(zoo.PREFIX))
     if not path.exists():
@@ -64,4 +67,4 @@ def _open(path: Path, model: Model, source: str, split: str) -> Dataset:
         return MnistFiles.open(path, split) if MnistFiles.are_in(path) else PictureFolder.open(path)
     if path.is_dir():
         raise SpecError(f"{path} is a directory; {model.name} reads texts: give a file with one example per line")
-    return TextLines.open(path, source)
+    return TextLines.open(path, model, source)

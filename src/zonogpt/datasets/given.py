@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from zonogpt.model import zoo
+from zonogpt.model.tokenizer import Text
 
 
 @dataclass(frozen=True)
 class Given:
     names: Sequence[str]
-    inputs: Sequence[Tensor | list[int]]
+    inputs: Sequence[Tensor | Text | list[int]]
     labels: Sequence[int] | None  # None: the model's own answers are to be kept
 
     @staticmethod
-    def one(name: str, content: Tensor | list[int], label: int | None) -> Given:
+    def one(name: str, content: Tensor | Text | list[int], label: int | None) -> Given:
         return Given([name], [content], None if label is None else [label])
 
     @staticmethod
@@ -41,5 +42,5 @@ class Given:
     def label(self, index: int) -> int | None:
         return None if self.labels is None else self.labels[index]
 
-    def read(self, index: int) -> Tensor | list[int]:
+    def read(self, index: int) -> Tensor | Text | list[int]:
         return self.inputs[index]

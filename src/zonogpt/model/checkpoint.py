@@ -65,6 +65,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def files_of(folder: Path) -> list[Path]:
+    """config.json and the files that `read_tensors` reads; it says what is wrong with them."""
+    if not (folder / INDEX).is_file() or (folder / WEIGHTS).is_file():
+        return [folder / "config.json", folder / WEIGHTS]
+    return [folder / "config.json", folder / INDEX, *(folder / shard for shard in _shards(folder / INDEX))]
+
+
 def read_tensors(folder: Path, architecture: str) -> dict[str, Tensor]:
     """All weights of a checkpoint by name."""
     if (folder / WEIGHTS).is_file():

@@ -14,15 +14,18 @@ from zonogpt.errors import ModelError
 from zonogpt.model import checkpoint
 from zonogpt.model.agreement import require_agreement
 from zonogpt.model.config import check_config, gpt2_config
+from zonogpt.model.identity import ModelFiles
 from zonogpt.model.ir import ImageEmbedding, Model, TokenEmbedding
 from zonogpt.model.layout import image_layout
+from zonogpt.model.names import labels_of
 from zonogpt.model.nodes import Attention, Block, Head, Mlp, Norm
 from zonogpt.model.replay import HuggingFaceModel, from_folder
 from zonogpt.model.structure import require_plain
+from zonogpt.model.tokenizer import Tokenizer
 from zonogpt.support.tensors import fingerprint, moved
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 ARCHITECTURES = ("GPT2ForSequenceClassification", "GPT2LMHeadModel", "GPT2ForImageClassification")
 
@@ -30,16 +33,19 @@ ARCHITECTURES = ("GPT2ForSequenceClassification", "GPT2LMHeadModel", "GPT2ForIma
 STORED_MASKS = re.compile(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")
 
 
-def load(source: str | Path | PreTrainedModel) -> Model:
+def load(source: str | Path | PreTrainedModel, *, tokenizer: PreTrainedTokenizerBase | None = None) -> Model:
     """The IR of a GPT-2 model: a directory written by save_pretrained, a hub name, or a transformers model object.
 
     The network is the one that transformers runs, in evaluation: weights in the type that config.json names, and
     nothing in an object but what its config describes. The outputs of the IR and of transformers are compared on a few
     inputs. Half-precision weights are then widened to float32, which is exact. Raises ModelError for anything that
     cannot be read or expressed.
+
+    Texts are read with the tokenizer that lies beside the weights; of a model object, with `tokenizer`.
     """
+    own = None if tokenizer is None else Tokenizer(_plain_tokenizer(tokenizer), str(type(tokenizer).__name__))
     if not isinstance(source, str | Path):
-        return _load_object(source)
+        return replace(_load_object(source), tokenizer=own)
     folder = checkpoint.find(source)
     checkpoint.refuse_adapters(folder)
     raw = checkpoint.read_config(folder)
@@ -51,6 +57,7 @@ def load(source: str | Path | PreTrainedModel) -> Model:
         case other:
             raise ModelError(f"config.json names no architecture (architectures = {other!r})")
     check_config(raw)
+    files = ModelFiles.of([file for file in checkpoint.files_of(folder) if file.is_file()])
     tensors = checkpoint.read_tensors(folder, architecture)
     config = gpt2_config(raw, tensors)
     if architecture == "GPT2ForImageClassification" and not any(name.endswith("wte.weight") for name in tensors):
@@ -58,7 +65,8 @@ def load(source: str | Path | PreTrainedModel) -> Model:
     model = build(architecture, config, held(tensors, config), name=str(source))
     net = from_folder(folder, architecture, config)
     _require_same_weights(model, build(architecture, config, _tensors(net), name=model.name), folder)
-    return _judged(replace(model, stored=_types(tensors)), net, folder.resolve())
+    model = replace(model, stored=_types(tensors), folder=folder.resolve(), files=files, tokenizer=own)
+    return _judged(model, net, folder.resolve())
 
 
 def _load_object(source: PreTrainedModel) -> Model:
@@ -72,6 +80,14 @@ def _load_object(source: PreTrainedModel) -> Model:
     tensors = _tensors(source)
     model = build(type(source).__name__, source.config, tensors, name=type(source).__name__)
     return _judged(replace(model, stored=_types(tensors)), source)
+
+
+def _plain_tokenizer(tokenizer: object) -> object:
+    from transformers import PreTrainedTokenizerBase
+
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise ModelError(f"tokenizer must be one of transformers; got {type(tokenizer).__name__}")
+    return tokenizer
 
 
 def _judged(model: Model, net: PreTrainedModel, folder: Path | None = None) -> Model:
@@ -191,6 +207,7 @@ def build(architecture: str, config: Any, tensors: dict[str, Tensor], name: str)
         name=name,
         pad_token_id=config.pad_token_id,
         problem=None if architecture == "GPT2LMHeadModel" else config.problem_type,
+        labels=None if architecture == "GPT2LMHeadModel" else labels_of(config.id2label),
     )
     weights.finish()
     return moved(model, model.device, weights.dtype)

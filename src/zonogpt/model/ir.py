@@ -6,7 +6,8 @@ embedding -> nodes, one after the other (model/nodes.py) -> head
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,7 +15,11 @@ from torch import Tensor
 from zonogpt.errors import ModelError, SpecError
 from zonogpt.model.nodes import Head, Node, Norm
 from zonogpt.model.original import Original
+from zonogpt.model.tokenizer import Text, Tokenizer
 from zonogpt.support.tensors import moved
+
+if TYPE_CHECKING:
+    from zonogpt.model.identity import ModelFiles
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +63,10 @@ class TokenEmbedding:
         return self.tokens[ids] + self.positions[: ids.shape[0]]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Model:
+    """A network, from `zonogpt.load`. Blocks and head compute; the rest says where it came from and what it means."""
+
     embedding: ImageEmbedding | TokenEmbedding
     blocks: tuple[Node, ...]
     head: Head
@@ -70,6 +77,22 @@ class Model:
     problem: str | None = None  # config.problem_type of a classifier: what its outputs mean
     weights: str = "float32"  # the types in which transformers holds the weights, as "float16" or "bfloat16+float32"
     stored: str = "float32"  # the types in the checkpoint
+    labels: tuple[str, ...] | None = None  # what the outputs are called; None if nobody has named them
+    folder: Path | None = field(default=None, compare=False)  # where its files lie; None for an object
+    files: ModelFiles | None = field(default=None, compare=False)  # those that it was read from
+    tokenizer: Tokenizer | None = field(default=None, compare=False)  # that came with an object
+
+    def __repr__(self) -> str:
+        outputs = f"{self.n_outputs} outputs" if self.labels is None else f"outputs {', '.join(self.labels)}"[:60]
+        return (
+            f"Model({self.name!r}, {self.architecture}: {self.n_layers} layers, width {self.width},"
+            f" {self.n_heads} heads, reads {self.embedding.reads}, {outputs})"
+        )
+
+    @property
+    def predicts_tokens(self) -> bool:
+        """Whether the outputs are scores of the next token."""
+        return self.architecture == "GPT2LMHeadModel"
 
     @property
     def width(self) -> int:
@@ -183,19 +206,25 @@ def as_image(model: Model, image: object) -> Tensor:
 
 
 def as_ids(model: Model, ids: object) -> Tensor:
-    """`ids` as a 1-D integer tensor on the model's device, or SpecError if the model cannot read them."""
+    """`ids` as a 1-D integer tensor on the model's device, or SpecError if the model cannot read them.
+
+    A list, an array, a `Text`, or what a tokenizer of transformers returns for one text: shape (S,) or (1, S).
+    """
     check_model(model)
     embedding = token_embedding(model)
     try:
-        tensor = torch.as_tensor(ids)
+        tensor = torch.as_tensor(ids.ids if isinstance(ids, Text) else ids)
     except (TypeError, ValueError, RuntimeError) as error:
         raise SpecError(f"token ids must be a list of integers: {str(error).splitlines()[0]}") from error
     vocabulary, n_positions = embedding.tokens.shape[0], embedding.positions.shape[0]
     _check_plain(tensor, "token ids")
+    if tensor.dim() == 2 and len(tensor) == 1:
+        tensor = tensor[0]
     not_integers = tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool
     if tensor.dim() != 1 or not_integers or tensor.numel() == 0:
         raise SpecError(
-            f"token ids must be one non-empty list of integers; got {tensor.dtype} of shape {tuple(tensor.shape)}"
+            f"token ids must be one non-empty list of integers, of shape (S,) or (1, S);"
+            f" got {tensor.dtype} of shape {tuple(tensor.shape)}"
         )
     tensor = tensor.to(torch.long)
     if tensor.numel() > n_positions:

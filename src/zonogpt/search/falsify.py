@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from zonogpt.model.ir import Model
+from zonogpt.model.names import output_called, output_name
 from zonogpt.model.original import Original
 from zonogpt.model.sensitivity import sensitivity
 from zonogpt.search.descent import RESTARTS, STEPS, attack
@@ -24,6 +25,7 @@ class Counterexample(ByValue):
     answer: int | None  # the largest output there; None: the claim is not about the largest output
     margin_float32: float  # the claim's value (Claim.value), as the original computes it in float32
     margin_float64: float
+    answer_name: str | None = None  # what that answer is called
 
 
 @dataclass(frozen=True)
@@ -86,11 +88,14 @@ def replay(model: Model, spec: Spec, original: Original | None, raw: Tensor) -> 
             seen = f"{seen}, which rounding may have moved by {float(rounding[k]):.1g}"
         return Finding(None, ours, f"an input with margin {ours:.3g} was found, but {original.name} has {seen}")
     answer = None if spec.label is None else int(output[torch.float64].argmax())
-    found = Counterexample(raw.cpu(), answer, float(claim.value(narrow)), float(claim.value(wide)))
+    name = None if answer is None else output_name(model, answer)
+    found = Counterexample(raw.cpu(), answer, float(claim.value(narrow)), float(claim.value(wide)), name)
     unmoved = torch.equal(raw, spec.input.anchor)
     reach = "box" if spec.input.ball is None else "ball"
     where = "the unperturbed input already breaks the claim" if unmoved else f"an input of the {reach} breaks the claim"
-    instead = "" if answer is None else f" (answer {answer} instead of {spec.label})"
+    instead = ""
+    if answer is not None and spec.label is not None:
+        instead = f" (answer {output_called(model, answer)} instead of {output_called(model, spec.label)})"
     return Finding(found, ours, f"{where}{instead}, by {-ours:.3g}; replayed in float32 and float64")
 
 

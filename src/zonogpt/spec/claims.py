@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -39,7 +39,11 @@ class Claim(ABC):
     """
 
     label: int | None  # the output that is claimed to be the largest, if that is the claim
-    groups: Groups | None  # the rows of each group; None: every row is a group by itself, so all must hold
+    groups: Groups | None  # the rows of each group; None: every row is a group by itself
+
+    @property
+    def needs_every_row(self) -> bool:
+        return self.groups is None
 
     @property
     @abstractmethod
@@ -116,6 +120,7 @@ class MarginClaim(Claim):
 
     label: int
     n_outputs: int
+    name: str | None = field(default=None, compare=False)  # what the label is called, for people
 
     groups = None
 
@@ -125,7 +130,7 @@ class MarginClaim(Claim):
 
     @property
     def words(self) -> str:
-        return f"label {self.label}"
+        return f"label {self.label}" + ("" if self.name is None else f" ({self.name!r})")
 
     def rivals(self) -> list[int]:
         return [k for k in range(self.n_outputs) if k != self.label]
@@ -146,6 +151,62 @@ class MarginClaim(Claim):
 
     def functional_sizes(self, head: Head) -> Tensor:
         return self.margins(head.weight.double()).T.abs()  # one difference: off by a unit of itself
+
+
+@dataclass(frozen=True)
+class TopClaim(Claim):
+    """One output stays among the `k` largest: at most k - 1 of the rows, which are those of `above`, ever fail.
+
+    As groups: of every k rows one is positive. There are too many of those groups to write down, and sorting says the
+    same: the claim holds where the k-th lowest row is positive.
+    """
+
+    above: MarginClaim
+    k: int
+
+    label = None  # the output need not be the largest
+    groups = None
+
+    @property
+    def needs_every_row(self) -> bool:
+        return False
+
+    @property
+    def n_rows(self) -> int:
+        return self.above.n_rows
+
+    @property
+    def words(self) -> str:
+        return f"{self.above.words} stays among the {self.k} largest outputs"
+
+    def margins(self, output: Tensor) -> Tensor:
+        return self.above.margins(output)
+
+    def magnitude(self, output: Tensor) -> Tensor:
+        return self.above.magnitude(output)
+
+    def spread(self, radius: Tensor) -> Tensor:
+        return self.above.spread(radius)
+
+    def functionals(self, head: Head) -> Functionals:
+        return self.above.functionals(head)
+
+    def functional_sizes(self, head: Head) -> Tensor:
+        return self.above.functional_sizes(head)
+
+    def group_values(self, margins: Tensor) -> Tensor:
+        """(..., K) -> (..., 1): the k-th lowest row; NaN where any row is."""
+        value = margins.kthvalue(self.k, dim=-1, keepdim=True).values
+        return torch.where(margins.isnan().any(-1, keepdim=True), math.nan, value)
+
+    def proved(self, margins: Tensor) -> bool:
+        return int((~(margins > 0)).sum()) < self.k
+
+    def broken(self, negative: Tensor) -> bool:
+        return int(negative.sum()) >= self.k
+
+    def deciding_row(self, margins: Tensor) -> int:
+        return int(margins.kthvalue(self.k).indices)
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +241,32 @@ class LinearClaim(ByValue, Claim):
         return self.magnitude(head.weight.double()).T * max(1, n_outputs / width)
 
 
-def margin_claim(label: int, n_outputs: int) -> MarginClaim:
+def margin_claim(label: int, n_outputs: int, name: str | None = None) -> MarginClaim:
+    return MarginClaim(_output(label, n_outputs), n_outputs, name)
+
+
+def top_claim(label: int, n_outputs: int, k: object, name: str | None = None) -> MarginClaim | TopClaim:
+    """The label stays among the k largest outputs."""
+    above = margin_claim(label, n_outputs, name)
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k < n_outputs:
+        raise SpecError(f"top_k must lie in 1..{n_outputs - 1}, or the claim says nothing; got {k!r}")
+    return above if k == 1 else TopClaim(above, k)
+
+
+def target_claim(label: int, targets: Sequence[int], n_outputs: int, words: str) -> LinearClaim:
+    """Output `label` stays above each of the targets, whatever the others do."""
+    at, below = _output(label, n_outputs), [_output(target, n_outputs) for target in targets]
+    if at in below:
+        raise SpecError(f"output {at} is the answer itself, so it cannot be a target")
+    if not below or len(set(below)) != len(below):
+        raise SpecError(f"targets must be distinct outputs, and at least one; got {below}")
+    rows = torch.zeros(len(below), n_outputs, dtype=torch.float64)
+    rows[:, at] = 1.0
+    rows[range(len(below)), below] = -1.0
+    return LinearClaim(rows, torch.zeros(len(below), dtype=torch.float64), words)
+
+
+def _output(label: int, n_outputs: int) -> int:
     try:
         index = operator.index(label)
     except TypeError as error:
@@ -189,7 +275,7 @@ def margin_claim(label: int, n_outputs: int) -> MarginClaim:
         raise SpecError(f"label {index} is out of range; this model has outputs 0..{n_outputs - 1}")
     if n_outputs < 2:
         raise SpecError("this model has one output: there is no rival for a label; leave the label out")
-    return MarginClaim(index, n_outputs)
+    return index
 
 
 def sign_claim(output: Tensor) -> LinearClaim:

@@ -33,6 +33,16 @@ class Box(ByValue):
         return math.inf
 
     @property
+    def words(self) -> str:
+        """For people: the set, and what moves in it."""
+        ball, at = self.ball, self.embed.positions
+        reach = "a box" if ball is None else f"the l_{ball.norm:g} ball of radius {ball.radius:g}"
+        if at is None:
+            return f"{reach} around an image of {' x '.join(map(str, self.embed.raw_shape))} pixels"
+        many = f"token {at[0]}" if len(at) == 1 else f"tokens {', '.join(map(str, at[:8]))}{', ...' * (len(at) > 8)}"
+        return f"{reach} around {many} of {self.n_tokens}"
+
+    @property
     def n_tokens(self) -> int:
         return self.embed.n_tokens
 

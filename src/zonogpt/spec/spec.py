@@ -5,30 +5,42 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from zonogpt.errors import SpecError
 from zonogpt.model.ir import Model, as_ids, as_image, token_embedding
-from zonogpt.spec.claims import Claim, interval_claim, linear_claim, margin_claim, sign_claim
+from zonogpt.model.tokenizer import Text
+from zonogpt.spec.answer import Asked, Label, Rows, answer_claim
+from zonogpt.spec.claims import Claim, linear_claim
 from zonogpt.spec.embed import patch_map, token_map
 from zonogpt.spec.inputs import Ball, Box
+from zonogpt.spec.positions import Positions
 from zonogpt.support.tensors import ByValue, moved
 
-NORMS = (math.inf, 2.0, 1.0)
+NORMS = {"inf": math.inf, "2": 2.0, "1": 1.0}
 LARGEST = 1e300  # radius: what it is multiplied with to be rounded outward is finite
-MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"  # of config.problem_type
+
+Numbers = Tensor | np.ndarray | Sequence[Any]  # an array of numbers, or lists of them
+Ids = Tensor | np.ndarray | Sequence[int]  # a Text is such a sequence
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Spec(ByValue):
+    """What is to be proved: an input set, and a claim about the outputs at every input of it."""
+
     input: Box
     claim: Claim
     n_outputs: int
+
+    def __repr__(self) -> str:
+        return f"Spec({self.claim.words}; {self.input.words})"
 
     @property
     def label(self) -> int | None:
@@ -67,20 +79,25 @@ class Spec(ByValue):
 
 def image_ball(
     model: Model,
-    image: object,
+    image: Numbers,
     radius: float,
-    label: int | None = None,
-    norm: float = math.inf,
+    label: Label | None = None,
+    *,
+    norm: float | str = math.inf,
     clip: tuple[float, float] = (0.0, 1.0),
     interval: tuple[float, float] | None = None,
+    target: Label | Sequence[Label] | None = None,
+    top_k: int | None = None,
+    keep_sign: bool = False,
+    rows: Rows | None = None,
 ) -> Spec:
     """All images within `radius` of `image`, clipped to `clip`, keep their answer.
 
     `image` is (height, width) with floats in [0, 1]. `norm` is inf (every pixel may move by the radius), 2 or 1.
-    What the answer is, and what `label` and `interval` say of it: see `answer_claim`.
+    What the answer is, and what the other arguments say of it: see `Asked`.
     """
     anchor = as_image(model, image)
-    radius = check_ball(radius, norm)
+    radius, p = check_radius(radius), as_norm(norm)
     try:
         low, high = map(float, clip)
     except (TypeError, ValueError) as error:
@@ -88,34 +105,42 @@ def image_ball(
     if not (low < high and low <= float(anchor.min()) and float(anchor.max()) <= high):
         raise SpecError(f"clip {clip} must be (low, high) with the image inside")
     lower, upper = outward(anchor, radius)
-    ball = Ball(lower.clamp(min=low), upper.clamp(max=high), anchor, patch_map(model), radius, float(norm))
-    return _spec(model, ball, label, interval)
+    ball = Ball(lower.clamp(min=low), upper.clamp(max=high), anchor, patch_map(model), radius, p)
+    return spec_of(model, ball, Asked(label, interval, target, top_k, keep_sign, rows))
 
 
 def embedding_ball(
     model: Model,
-    input_ids: object,
-    positions: Iterable[int],
+    input_ids: Ids,
+    positions: Iterable[int] | Literal["last", "all"],
     radius: float,
-    label: int | None = None,
-    norm: float = math.inf,
+    label: Label | None = None,
+    *,
+    norm: float | str = math.inf,
     interval: tuple[float, float] | None = None,
+    target: Label | Sequence[Label] | None = None,
+    top_k: int | None = None,
+    keep_sign: bool = False,
+    rows: Rows | None = None,
 ) -> Spec:
     """The token embeddings at `positions` (0-based over the ids) move within `radius`, all coordinates together.
 
-    `norm` is inf (every coordinate may move by the radius), 2 or 1. What answer is to be kept, and what `label` and
-    `interval` say of it: see `answer_claim`.
+    `input_ids` are numbers, or a text as `zonogpt.text` reads it, whose `at("good", "film")` are positions. "last" and
+    "all" leave out tokens that the tokenizer added to a text. `norm` is inf (every coordinate may move by the radius),
+    2 or 1. What the answer is, and what the other arguments say of it: see `Asked`.
     """
     given = as_ids(model, input_ids)
-    radius = check_ball(radius, norm)
-    at = check_positions(positions, len(given), len(model.readable_ids(given)))
+    radius, p, n_read = check_radius(radius), as_norm(norm), len(model.readable_ids(given))
+    if isinstance(positions, str):
+        positions = Positions.parse(positions).of(input_ids, n_read)
+    at = check_positions(positions, len(given), n_read)
     anchor = token_embedding(model).tokens[given[list(at)]].double()  # (positions, d)
-    ball = Ball(*outward(anchor, radius), anchor, token_map(model, given, at), radius, float(norm))
-    return _spec(model, ball, label, interval)
+    ball = Ball(*outward(anchor, radius), anchor, token_map(model, given, at), radius, p)
+    return spec_of(model, ball, Asked(label, interval, target, top_k, keep_sign, rows))
 
 
-def box_spec(model: Model, box: Box, label: int | None = None, interval: tuple[float, float] | None = None) -> Spec:
-    """All inputs of `box` keep the model's answer; what that is: see `answer_claim`. `box.embed` is the model's own
+def box_spec(model: Model, box: Box, label: Label | None = None, interval: tuple[float, float] | None = None) -> Spec:
+    """All inputs of `box` keep the model's answer; what that is: see `Asked`. `box.embed` is the model's own
     (`patch_map`, `token_map`), and of a text the anchor is what its tokens embed to."""
     ends = (box.lower, box.anchor, box.upper)
     if any(end.dtype != torch.float64 or tuple(end.shape) != box.embed.raw_shape for end in ends):
@@ -123,14 +148,16 @@ def box_spec(model: Model, box: Box, label: int | None = None, interval: tuple[f
     if not bool(((box.lower <= box.anchor) & (box.anchor <= box.upper)).all()):  # NaN is not
         raise SpecError("a box needs lower <= anchor <= upper everywhere")
     if box.ball is not None:
-        check_ball(box.ball.radius, box.ball.norm)
+        check_radius(box.ball.radius)
+        as_norm(box.ball.norm)
     if not box.belongs_to(model):
         raise SpecError("the box is about another model's inputs, or its anchor is not what the text's tokens embed to")
-    return _spec(model, box, label, interval)
+    return spec_of(model, box, Asked(label, interval))
 
 
-def _spec(model: Model, box: Box, label: int | None, interval: tuple[float, float] | None) -> Spec:
-    claim = moved(answer_claim(model, box, label, interval), model.device, torch.float64)
+def spec_of(model: Model, box: Box, asked: Asked) -> Spec:
+    """The claim that is asked for, over a set that was checked."""
+    claim = moved(answer_claim(model, box, asked), model.device, torch.float64)
     return Spec(box, claim, model.n_outputs)
 
 
@@ -148,16 +175,25 @@ def check_spec(spec: object) -> None:
         raise SpecError(f"one spec is needed, from image_ball or embedding_ball{several}; got {type(spec).__name__}")
 
 
-def check_ball(radius: object, norm: object) -> float:
-    """The radius as a float."""
+def check_radius(radius: object) -> float:
     try:
         value = math.nan if isinstance(radius, bool) or not isinstance(radius, Real) else float(radius)
     except OverflowError:
         value = math.inf
     if not 0 <= value <= LARGEST:  # NaN is not
         raise SpecError(f"the radius must lie in 0..{LARGEST:g}; got {radius!r}")
-    if isinstance(norm, bool) or not isinstance(norm, Real) or norm not in NORMS:
-        raise SpecError(f"norm {norm!r} is not supported; use {', '.join(f'{p:g}' for p in NORMS)}")
+    return value
+
+
+def as_norm(norm: object) -> float:
+    """inf, 2 or 1, from a number, or from a string as "inf", "l2" or "l_1"."""
+    if isinstance(norm, str):
+        value = NORMS.get(norm.strip().lower().removeprefix("l").removeprefix("_"))
+    else:
+        known = type(norm) is not bool and isinstance(norm, Real)
+        value = next((p for p in NORMS.values() if known and norm == p), None)
+    if value is None:
+        raise SpecError(f"norm {norm!r} is not supported; use {', '.join(NORMS)}")
     return value
 
 
@@ -174,46 +210,3 @@ def check_positions(positions: Iterable[int], n_ids: int, n_read: int) -> tuple[
         if position >= n_read:
             raise SpecError(f"position {position} is padding after the last real token {n_read - 1}; it cannot matter")
     return at
-
-
-def answer_claim(model: Model, box: Box, label: int | None, interval: tuple[float, float] | None) -> Claim:
-    """That the model's answer does not change.
-
-    The answer is the largest output: `label`, by default the model's own on the unperturbed input. A model of one
-    output answers by its sign, and a multi-label classifier (config.problem_type) by the sign of each output. Of a
-    regression model, what counts as the same answer is for the user to say: every output stays inside `interval`.
-    """
-    check_answer(model, label, interval is not None)
-    if interval is not None:
-        return interval_claim(interval, model.n_outputs)
-    if label is not None:
-        return margin_claim(label, model.n_outputs)
-    with torch.no_grad():
-        output = model.forward(box.embed(box.anchor).to(model.dtype))
-    if not bool(output.isfinite().all()):
-        raise SpecError("the model's own output is NaN or infinite on this input: there is no answer to keep")
-    if model.n_outputs == 1 or model.problem == MULTI_LABEL:
-        return sign_claim(output)
-    return margin_claim(int(output.argmax()), model.n_outputs)
-
-
-def check_answer(model: Model, label: int | None, interval: bool = False) -> None:
-    """SpecError unless a claim about this model may be made with such a label, or with or without an interval."""
-    if interval:
-        if label is not None:
-            raise SpecError("give a label or an interval, not both")
-        if model.problem != REGRESSION and model.n_outputs > 1:
-            raise SpecError(f"an interval is for regression models; {model.name} answers with one of its labels")
-        return
-    if model.problem == REGRESSION:
-        raise SpecError(
-            f"{model.name} is a regression model: say where its output must stay, interval=(low, high)"
-            " (--interval LOW,HIGH of verify)"
-        )
-    if label is not None and model.problem == MULTI_LABEL:
-        raise SpecError(
-            f"{model.name} is a multi-label classifier: every label keeps its side of 0, so there is none to name."
-            " Leave the label out, or claim rows with spec.with_claim(rows, offset)"
-        )
-    if label is not None:
-        margin_claim(label, model.n_outputs)

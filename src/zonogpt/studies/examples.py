@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,10 +11,12 @@ import torch
 from torch import Tensor
 
 from zonogpt.datasets import Dataset
-from zonogpt.datasets.texts import Positions
 from zonogpt.errors import OptionError, SpecError, ZonoGptError
 from zonogpt.model.ir import Model, as_ids, as_image
-from zonogpt.spec.spec import Spec, check_answer, check_positions, embedding_ball, image_ball
+from zonogpt.model.names import token_names
+from zonogpt.spec.answer import Asked, check_answer
+from zonogpt.spec.positions import Positions
+from zonogpt.spec.spec import Spec, check_positions, embedding_ball, image_ball
 from zonogpt.support.tensors import fingerprint
 
 
@@ -26,6 +29,7 @@ class Entry:
     label: int | None
     positions: tuple[int, ...] | None  # tokens that move; None for images
     content: str  # fingerprint
+    tokens: tuple[str, ...] | None = None  # what the moving tokens spell; None for images, or without a tokenizer
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,13 +46,15 @@ class Examples:
     dataset: Dataset
     positions: Positions  # which tokens of a text move
     seed: int  # of random positions
+    each: bool = False  # every token that moves makes an example of its own, in which only that one does
 
     def check(self, indices: Sequence[int]) -> list[Entry]:
         """SpecError, with its name, for any that is not one for this model. Labels first: reading may take long."""
         for index in indices:
             with naming(self.dataset.name(index)):
-                check_answer(self.model, self.dataset.label(index))
-        return [self._read(index).entry for index in indices]
+                check_answer(self.model, Asked(self.dataset.label(index)))
+        entries = [self._read(index).entry for index in indices]
+        return [one for entry in entries for one in each_token(entry)] if self.each else entries
 
     def example(self, entry: Entry) -> Example:
         """What is in it, which is read when it is needed."""
@@ -66,8 +72,20 @@ class Examples:
                 return Example(Entry(index, name, label, None, fingerprint(image)), image)
             ids = as_ids(self.model, raw)
             n_read = len(self.model.readable_ids(ids))
-            at = check_positions(self.positions.of(n_read, self.seed, index), len(ids), n_read)
-            return Example(Entry(index, name, label, at, fingerprint(ids)), ids.cpu())
+            at = check_positions(self.positions.of(raw, n_read, self.seed, index), len(ids), n_read)
+            spelt = token_names(self.model, [int(ids[k]) for k in at])
+            return Example(Entry(index, name, label, at, fingerprint(ids), spelt), ids.cpu())
+
+
+def each_token(entry: Entry) -> list[Entry]:
+    """An image as it is; of a text one entry for every token that moves."""
+    if entry.positions is None:
+        return [entry]
+    alone = []
+    for k, position in enumerate(entry.positions):
+        spelt = None if entry.tokens is None else (entry.tokens[k],)
+        alone.append(dataclasses.replace(entry, positions=(position,), tokens=spelt))
+    return alone
 
 
 @dataclass(frozen=True)
@@ -88,8 +106,8 @@ class Balls:
     def spec(self, example: Example, radius: float) -> Spec:
         entry = example.entry
         if entry.positions is None:
-            return image_ball(self.net, example.raw, radius, entry.label, self.norm)
-        return embedding_ball(self.net, example.raw, entry.positions, radius, entry.label, self.norm)
+            return image_ball(self.net, example.raw, radius, entry.label, norm=self.norm)
+        return embedding_ball(self.net, example.raw, entry.positions, radius, entry.label, norm=self.norm)
 
     def answer(self, example: Example) -> Answer:
         with naming(example.entry.name):
@@ -121,8 +139,3 @@ def chosen_indices(available: int, count: int | None, skip: int) -> range:
     if skip >= available:
         raise OptionError(f"{skip} examples are to be skipped, but the data set has {available}")
     return range(skip, available if count is None else min(available, skip + count))
-
-
-def model_fingerprint(model: Model) -> str:
-    """Equal for models that compute the same."""
-    return fingerprint((model.embedding, model.blocks, model.head, model.architecture, model.pad_token_id))

@@ -118,10 +118,8 @@ def _require_expressible(spec: Spec) -> None:
     """CertificateError for a spec that certificates have no words for."""
     if spec.input.ball is None:
         raise CertificateError("no certificate: it would be about a ball, and this input set is a box without a radius")
-    if spec.claim.groups is not None:
-        raise CertificateError(
-            "no certificate: of this claim any row of a group may hold, which no certificate can say"
-        )
+    if not spec.claim.needs_every_row:
+        raise CertificateError("no certificate: of this claim not every row need hold, which no certificate can say")
 
 
 def _require_checkable(model: Model, file: Path, check: bool) -> None:

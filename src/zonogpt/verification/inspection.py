@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 
@@ -12,7 +13,10 @@ from zonogpt.methods import METHODS
 from zonogpt.methods.method import Numerics
 from zonogpt.methods.plan import Plan, Sizes, block_sizes, held_bytes
 from zonogpt.methods.structured import pool_limit
-from zonogpt.model.ir import Model, check_model
+from zonogpt.model.ir import Model, as_ids, check_model
+from zonogpt.spec.positions import Positions
+from zonogpt.spec.spec import Ids, check_positions
+from zonogpt.support.memory import free_bytes
 from zonogpt.support.tensors import tensors_in
 from zonogpt.verification.options import as_dtype, check_limits
 
@@ -29,47 +33,53 @@ class Inspection:
     hidden: int
     n_outputs: int
     pool: str
-    tokens: int  # sequence length the predictions are for
-    inputs: int  # raw numbers that move in the largest input set: all pixels, or the embeddings of all tokens
+    tokens: int | None  # that the predictions are for; None: nobody has said how many, and which of them move
+    moving: int | None  # of these tokens, how many move
+    inputs: int | None  # raw numbers that move: all pixels, or the embeddings of these tokens
     dtype: str
     weight_bytes: int  # all copies of them that a run holds: see held_bytes
+    free_bytes: int  # of memory, on the model's device
     structured_input_bytes: int  # input generators stored per token, 8 bytes each (the paper's example)
     dense_input_bytes: int  # the same as dense generators
     generator_limit: int
-    plans: dict[str, Plan]  # method -> prediction, of those that have rules for the model
+    plans: dict[str, Plan]  # method -> prediction, of those that have rules for the model; empty without tokens
 
 
 def inspect(
     model: Model,
-    tokens: int | None = None,
-    positions: int | None = None,
+    tokens: int | Ids | None = None,
+    positions: Iterable[int] | Literal["last", "all"] | None = None,
+    *,
     dtype: str | torch.dtype | None = None,
     budget_bytes: int | None = None,
 ) -> Inspection:
-    """Sizes and predictions. For text: `tokens` ids (default: as many as fit), of which `positions` move (all)."""
+    """Sizes and predictions. For texts these need `tokens`, a text or how many there are, and the `positions` that move
+    together (default: all); without tokens there are no plans."""
     check_model(model)
     run_dtype = as_dtype(dtype)
     check_limits(None, budget_bytes)
     d = model.width
+    longest, per_token = model.embedding.positions.shape[0], model.embedding.inputs_per_token
     if model.embedding.reads == "images":
         if tokens is not None or positions is not None:
             raise OptionError("tokens and positions are for text models; an image model's number of tokens is fixed")
-        S, per_token = model.embedding.positions.shape[0], model.embedding.inputs_per_token
-        inputs = S * per_token
+        length, at = longest, tuple(range(longest))
     else:
-        longest = model.embedding.positions.shape[0]
-        S, per_token = longest if tokens is None else tokens, d
-        if not 1 <= S <= longest:
-            raise OptionError(f"tokens must lie in 1..{longest}; got {S}")
-        moving = S if positions is None else positions
-        if not 1 <= moving <= S:
-            raise OptionError(f"positions must lie in 1..{S}; got {moving}")
-        inputs = moving * d
-    limit = pool_limit(S, d, run_dtype, budget_bytes)
-    rows = max(1, model.n_outputs - 1)
-    sizes = Sizes(S, S, d, block_sizes(model), inputs, per_token, rows, model.device.type)
-    numerics = Numerics(run_dtype, budget_bytes=budget_bytes)
-    plans = {name: method.plan(sizes, numerics) for name, method in METHODS.items() if method.rules.cover(model)}
+        if tokens is None and positions is not None:
+            raise OptionError("positions are of tokens: give a text, or how many tokens there are")
+        length, at = _text(model, tokens, longest, positions)
+    plans = {}
+    if at:
+        first = at[0] if model.causal else 0
+        rows = max(1, model.n_outputs - 1)
+        whole = Sizes(length, length, d, block_sizes(model), len(at) * per_token, per_token, rows, model.device.type)
+        behind = replace(whole, n_tokens=length - first)  # method E does not propagate the tokens before these
+        numerics = Numerics(run_dtype, budget_bytes=budget_bytes)
+        plans = {
+            name: method.plan(behind if name == "E" else whole, numerics)
+            for name, method in METHODS.items()
+            if method.rules.cover(model)
+        }
     n_parameters = count_parameters(model)
     run_parameters = count_parameters((model.blocks, model.head))
     return Inspection(
@@ -83,17 +93,37 @@ def inspect(
         hidden=model.hidden,
         n_outputs=model.n_outputs,
         pool=model.head.reading,
-        tokens=S,
-        inputs=inputs,
+        tokens=length if at else None,
+        moving=len(at) if at else None,
+        inputs=len(at) * per_token if at else None,
         dtype=str(run_dtype).removeprefix("torch."),
         weight_bytes=held_bytes(
             n_parameters, run_parameters, model.dtype.itemsize, run_dtype.itemsize, model.source is not None
         ),
-        structured_input_bytes=structured_bytes(S, d),
-        dense_input_bytes=dense_bytes(S, d),
-        generator_limit=limit,
+        free_bytes=free_bytes(model.device),
+        structured_input_bytes=structured_bytes(length, d),
+        dense_input_bytes=dense_bytes(length, d),
+        generator_limit=pool_limit(length, d, run_dtype, budget_bytes),
         plans=plans,
     )
+
+
+def _text(
+    model: Model, tokens: int | Ids | None, longest: int, positions: Iterable[int] | str | None
+) -> tuple[int, tuple[int, ...]]:
+    """How many tokens are read, and which of them move; none if nobody has said."""
+    if tokens is None:
+        return longest, ()
+    if isinstance(tokens, int):
+        length, content = tokens, None
+        if isinstance(tokens, bool) or not 1 <= length <= longest:
+            raise OptionError(f"tokens must lie in 1..{longest}; got {tokens}")
+    else:
+        length, content = len(model.readable_ids(as_ids(model, tokens))), tokens
+    chosen = "all" if positions is None else positions
+    if isinstance(chosen, str):
+        chosen = Positions.parse(chosen).of(content, length)
+    return length, tuple(sorted(check_positions(chosen, length, length)))
 
 
 def structured_bytes(n_tokens: int, width: int) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 
@@ -33,6 +34,9 @@ class Options:
     hint: bool = False  # if unknown: look for a smaller radius that is certified
 
     def __post_init__(self) -> None:
+        for name in ("attack", "hint"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(f"{name} is True or False; got {getattr(self, name)!r}")
         check_method(self.method)
         check_seed(self.seed)
         check_limits(self.timeout, self.budget_bytes)
@@ -53,6 +57,12 @@ class Options:
     def guarantee(self) -> Guarantee:
         """How a proof by this method accounts for its own rounding."""
         return guarantee(self.method)
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """Every option, as JSON has it."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | {"dtype": self.dtype_name, "device": None if self.device is None else str(self.device)}
 
     @property
     def dtype_name(self) -> str:

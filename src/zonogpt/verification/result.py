@@ -5,29 +5,42 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn, get_args
 
 import torch
 from torch import Tensor
 
+from zonogpt.errors import RecordError
 from zonogpt.methods.ledger import Guarantee, Ledger, LedgerEntry
 from zonogpt.model.arithmetic import Arithmetic, meaning
+from zonogpt.support.files import parse_json
 from zonogpt.support.tensors import ByValue
+from zonogpt.verification.subject import Subject
 
 Status = Literal["verified", "falsified", "unknown", "timeout"]
 Stopped = Literal["timeout", "memory", "overflow"]
 
+SCHEMA = "zonogpt-result-1"  # described by schemas/result.json beside this file
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Result(ByValue):
+    """A verdict and all that belongs to it.
+
+    `status` is "verified", "falsified", "unknown" or "timeout"; `verified` says the first of these as a bool. The
+    margins are certified lower bounds, one for each row of the claim: by default the label's output minus each rival's,
+    rivals in increasing order. `about` says which model, input set and options the result is of.
+    """
+
     status: Status
     margins: Tensor  # (K,) certified lower bounds, float64 on the CPU; -inf where nothing is certified
     reason: str  # one sentence for people
     method: str
     radius: float | None  # None: the input set is a box that is no ball
-    label: int | None
-    seconds: float
+    label: int | None  # the output that should stay the largest; None: the claim is another
+    seconds: float  # what the verdict took, without the hint
     peak_bytes: int  # peak memory of the process (CPU) or of the device during the run
     dtype: str  # of generators and tangents; all else is in float64
     device: str
@@ -36,40 +49,150 @@ class Result(ByValue):
     claim: str = "linear claim"  # what was to be proved, in words
     weights: str = "float32"  # the types of the weights, as transformers holds them
     stored: str = "float32"  # and as the checkpoint has them
+    label_name: str | None = None  # what the label is called: config.id2label, or what a token spells
     counterexample: Tensor | None = None  # in the input's shape, inside the ball
     answer: int | None = None  # the model's answer to the counterexample
+    answer_name: str | None = None
     replayed: dict[str, float] | None = None  # its lowest margin in the Hugging Face model, by dtype
     certified_radius: float | None = None  # a smaller radius that is certified, where this one is not
+    hint_seconds: float | None = None  # what looking for that radius took; None: nobody looked
     ledger: Ledger = field(default_factory=Ledger)
     stopped: Stopped | None = None  # why there are no bounds; None: there are, or a counterexample made them needless
+    subject: Subject = field(default_factory=lambda: Subject.known({}), compare=False)
+
+    @property
+    def verified(self) -> bool:
+        """Whether the claim is proved."""
+        return self.status == "verified"
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError("a Result is neither true nor false, as it may be unknown: ask result.verified, or .status")
 
     @property
     def verdict(self) -> str:
         """The status, and of a proof what it rests on: "verified (rounding bounded, real arithmetic)"."""
-        proof = self.status == "verified"
-        return f"{self.status} ({basis(self.guarantee, self.arithmetic)})" if proof else self.status
+        return f"{self.status} ({basis(self.guarantee, self.arithmetic)})" if self.verified else self.status
 
     @property
     def meaning(self) -> str:
         """What a verdict is about, in words: which arithmetic, with which weights."""
         return meaning(self.arithmetic, self.weights, self.stored)
 
+    @property
+    def about(self) -> dict[str, Any]:
+        """Versions, model and digests of its files, input and its tokens, options: plain values, as in the JSON."""
+        return self.subject.plain
+
+    def __repr__(self) -> str:
+        reach = "a box" if self.radius is None else f"radius {self.radius:g}"
+        took = f"{self.seconds:.2f} s" + ("" if self.hint_seconds is None else f" and {self.hint_seconds:.2f} s (hint)")
+        return f"Result({self.verdict}; {self.claim}, {reach}, method {self.method}, {took}\n  {self.reason})"
+
     def to_json(self) -> str:
-        """Strict JSON; infinities are the strings "inf" and "-inf"."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        fields["margins"] = _plain(self.margins.tolist())
-        fields["counterexample"] = None if self.counterexample is None else self.counterexample.tolist()
-        fields["ledger"] = [dataclasses.asdict(entry) for entry in self.ledger.entries]
-        return json.dumps(fields, allow_nan=False)
+        """One JSON object, described by schemas/result.json; infinities are the strings "inf" and "-inf"."""
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "subject"}
+        plain["margins"] = _plain(self.margins.tolist())
+        plain["counterexample"] = None if self.counterexample is None else self.counterexample.tolist()
+        plain["ledger"] = [dataclasses.asdict(entry) for entry in self.ledger.entries]
+        return json.dumps({"schema": SCHEMA} | plain | self.about, allow_nan=False)
 
     @staticmethod
     def from_json(text: str) -> Result:
-        fields: dict[str, Any] = json.loads(text)
-        fields["margins"] = torch.tensor([float(x) for x in fields["margins"]], dtype=torch.float64)
-        if fields["counterexample"] is not None:
-            fields["counterexample"] = torch.tensor(fields["counterexample"], dtype=torch.float64)
-        fields["ledger"] = Ledger(tuple(LedgerEntry(**entry) for entry in fields["ledger"]))
-        return Result(**fields)
+        """RecordError for a text that `to_json` of this version did not write."""
+        try:
+            fields = parse_json(text)
+        except (ValueError, TypeError) as error:
+            raise RecordError(f"this is no JSON, so no result of zonogpt: {error}") from error
+        if not isinstance(fields, dict) or fields.get("schema") != SCHEMA:
+            got = fields.get("schema") if isinstance(fields, dict) else type(fields).__name__
+            raise RecordError(f"a result of zonogpt has the schema {SCHEMA!r}; got {got!r}")
+        own = {f.name for f in dataclasses.fields(Result)} - {"subject"}
+        wanted = own | {"schema", *ABOUT}
+        missing, unknown = wanted - fields.keys(), fields.keys() - wanted
+        if missing or unknown:
+            which = f"lacks {sorted(missing)[0]!r}" if missing else f"holds {sorted(unknown)[0]!r}, which is unknown"
+            raise RecordError(f"this record of a result {which}")
+        for name in ("versions", "model", "input", "options"):
+            if not isinstance(fields[name], dict):
+                raise RecordError(f"{name!r} of this result is no object")
+        values = {name: fields[name] for name in own}
+        for name, read in READ.items():
+            try:
+                values[name] = read(fields[name])
+            except (TypeError, ValueError, KeyError, AttributeError) as error:
+                raise RecordError(f"{name!r} of this result cannot be read: {error}") from error
+        return Result(**values, subject=Subject.known({name: fields[name] for name in ABOUT}))
+
+
+ABOUT = ("versions", "model", "input", "claim_rows", "options")  # what `about` of a result holds
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is no number")
+    return float(value)
+
+
+def _optional(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else read(value)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{value!r} is no integer")
+    return value
+
+
+def _one_of(kind: Any) -> Callable[[object], Any]:
+    def read(value: object) -> object:
+        if value not in get_args(kind):
+            raise ValueError(f"{value!r} is none of {', '.join(get_args(kind))}")
+        return value
+
+    return read
+
+
+def _ledger(entries: Any) -> Ledger:
+    read = []
+    for entry in entries:
+        block, kind, step, width = (entry[name] for name in ("block", "kind", "step", "width"))
+        read.append(LedgerEntry(_whole(block), _text(kind), _text(step), _number(width)))
+    return Ledger(tuple(read))
+
+
+# How each field is read back from JSON; a value that is not as `to_json` writes it is an error.
+READ: dict[str, Callable[[Any], Any]] = {
+    "status": _one_of(Status),
+    "margins": lambda values: torch.tensor([float(x) for x in values], dtype=torch.float64),
+    "reason": _text,
+    "method": _text,
+    "radius": _optional(_number),
+    "label": _optional(_whole),
+    "seconds": _number,
+    "peak_bytes": _whole,
+    "dtype": _text,
+    "device": _text,
+    "arithmetic": _one_of(Arithmetic),
+    "guarantee": _one_of(Guarantee),
+    "claim": _text,
+    "weights": _text,
+    "stored": _text,
+    "label_name": _optional(_text),
+    "counterexample": _optional(lambda values: torch.tensor(values, dtype=torch.float64)),
+    "answer": _optional(_whole),
+    "answer_name": _optional(_text),
+    "replayed": _optional(lambda margins: {_text(name): _number(value) for name, value in margins.items()}),
+    "certified_radius": _optional(_number),
+    "hint_seconds": _optional(_number),
+    "ledger": _ledger,
+    "stopped": _optional(_one_of(Stopped)),
+}
 
 
 def basis(guarantee: str, arithmetic: str) -> str:

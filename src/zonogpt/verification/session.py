@@ -18,6 +18,7 @@ from zonogpt.methods import METHODS
 from zonogpt.methods.method import Bounds, Method, NonFiniteBlockError, NotEnoughMemoryError, OnBlock, Progress
 from zonogpt.model.agreement import require_agreement_at
 from zonogpt.model.ir import Model, check_model
+from zonogpt.model.names import output_name
 from zonogpt.model.original import Original
 from zonogpt.search.falsify import Finding, falsify, output_of, replay
 from zonogpt.spec.claims import Claim
@@ -27,6 +28,7 @@ from zonogpt.support.tensors import moved
 from zonogpt.verification.options import Options, check_executable, usable
 from zonogpt.verification.precision import full_precision
 from zonogpt.verification.result import Result, Stopped
+from zonogpt.verification.subject import Subject
 from zonogpt.verification.verdict import joined, judge, nothing_known, rounding_allowance, with_counterexample
 
 NO_MEMORY = "memory: out of memory on the way; `inspect` predicts the need, a smaller budget lowers it"
@@ -152,6 +154,8 @@ class Verification:
             claim=spec.claim.words,
             weights=self.session.model.weights,
             stored=self.session.model.stored,
+            label_name=None if spec.label is None else output_name(self.session.model, spec.label),
+            subject=Subject.of(self.session.model, spec, self.options),
         )
 
     def _unperturbed(self, specs: Sequence[Spec], net: Model) -> Tensor:

@@ -16,12 +16,14 @@ from zonogpt.verification.result import Result, Status
 def judge(claim: Claim, margins: Tensor) -> tuple[Status, str]:
     """Verified only if these lower bounds (K,) prove the claim."""
     proved = claim.proved(margins)
+    failed = int((~(margins > 0)).sum())
     if claim.groups is not None:
         return ("verified" if proved else "unknown"), f"{'' if proved else 'not '}every group has a certified margin"
+    if not claim.needs_every_row:
+        return ("verified" if proved else "unknown"), f"{failed} of {len(margins)} margins are not certified"
     worst = margins[int(margins.argmin())]
     if proved:
         return "verified", f"every margin is certified positive; the smallest is {worst:.4g}"
-    failed = int((~(margins > 0)).sum())
     return "unknown", f"{failed} of {len(margins)} margins are not certified; the lowest bound is {worst:.4g}"
 
 
@@ -34,6 +36,7 @@ def with_counterexample(result: Result, finding: Finding) -> Result:
         reason=finding.said,
         counterexample=found.input,
         answer=found.answer,
+        answer_name=found.answer_name,
         replayed={"float32": found.margin_float32, "float64": found.margin_float64},
     )
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zonogpt.errors import ModelError, OptionError
-from zonogpt.model.ir import ImageEmbedding, Model, TokenEmbedding
 
 if TYPE_CHECKING:
     from transformers import GPT2Config
+
+    from zonogpt.model.ir import Model
 
 MNIST, SST = "mnist", "sst"
 TASKS = (MNIST, SST)
@@ -96,7 +97,7 @@ def check_shape(net: Model, model: ModelId) -> None:
         "blocks": (len(net.blocks), 2 * model.blocks),
         "hidden units": (net.hidden, 4 * width),
         "outputs": (net.n_outputs, N_CLASSES[model.task]),
-        "input": (type(net.embedding), ImageEmbedding if model.task == MNIST else TokenEmbedding),
+        "input": (net.embedding.reads, "images" if model.task == MNIST else "texts"),
         "pool": (net.head.read, "mean" if model.task == MNIST else "last"),
         "layer_norm_epsilon": ({norm.tau for norm in net.norms}, {LAYER_NORM_EPSILON}),
     }

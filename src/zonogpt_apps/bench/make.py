@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from zonogpt.datasets.texts import Positions
 from zonogpt.errors import ModelError, OptionError, SpecError
 from zonogpt.model.hf import load
 from zonogpt.model.ir import Model, logits, token_embedding
+from zonogpt.spec.positions import Positions
 from zonogpt.support.tensors import moved
 from zonogpt_apps.bench.grid import (
     IMAGES,
@@ -160,7 +160,7 @@ def _claims(task: str, candidate: Candidate) -> Iterator[tuple[str, tuple[int, .
             yield f"{candidate.index}-{rival}", None, rival
         return
     for count in MOVED:
-        at = Positions("random", count=count).of(len(candidate.raw), SEED, candidate.index)
+        at = Positions("random", count=count).of(candidate.raw, len(candidate.raw), SEED, candidate.index)
         yield f"{candidate.index}-{count}", tuple(at), others[0]
 
 

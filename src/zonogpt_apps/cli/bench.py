@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from zonogpt.cli import options
-from zonogpt.cli.options import numbers, size
+from zonogpt.cli.options import METHOD_NAMES, numbers, size
 from zonogpt.cli.progress import progress_bar
 from zonogpt.cli.stopping import stoppable
-from zonogpt.methods import METHODS
 from zonogpt_apps.bench.grid import IMAGES, RADII, SENTENCES, ModelId, parse_models
-from zonogpt_apps.bench.training.record import Training
-from zonogpt_apps.cli.watching import BenchWatcher
+
+if TYPE_CHECKING:
+    from zonogpt_apps.bench.training.record import Training
 
 bench = typer.Typer(
     help="The paper's benchmark: 16 models, 2,880 instances. First train, then make, run, report.",
@@ -100,7 +100,7 @@ def run_(
     instances: Instances,
     trained: Trained,
     out: Annotated[Path, typer.Option(help="Directory for the rows; resumes where it left off.")],
-    methods: Annotated[str, typer.Option(help=f"Several as E,A; of {', '.join(METHODS)}.")] = "E",
+    methods: Annotated[str, typer.Option(help=f"Several as E,A; of {', '.join(METHOD_NAMES)}.")] = "E",
     models: Models = None,
     inputs: Annotated[int | None, typer.Option(help="The first so many of each model. Default: all.")] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds per propagation.")] = None,
@@ -119,6 +119,7 @@ def run_(
     Exit code: 0 when it ran through, 2 bad input, 130 stopped by Ctrl-C.
     """
     from zonogpt_apps.bench.run import run
+    from zonogpt_apps.cli.watching import BenchWatcher
 
     with progress_bar(quiet, estimate=True) as bar:
         watcher = BenchWatcher(bar)

@@ -11,7 +11,6 @@ from rich.table import Table
 
 from zonogpt.cli.options import check_writable
 from zonogpt.cli.progress import progress_bar
-from zonogpt_apps.demo import study, worked_example
 
 
 def demo(
@@ -29,6 +28,7 @@ def demo(
 
 
 def show_study(file: Path, quiet: bool) -> None:
+    from zonogpt_apps.demo import study
     from zonogpt_apps.demo.figures import draw_study  # matplotlib is slow to import
 
     with progress_bar(quiet) as bar:
@@ -50,6 +50,7 @@ def show_study(file: Path, quiet: bool) -> None:
 
 
 def show_example(file: Path, quiet: bool) -> None:
+    from zonogpt_apps.demo import worked_example
     from zonogpt_apps.demo.figures import draw_example
 
     table = Table(

@@ -37,7 +37,7 @@ class Study:
     def median_margin(self, method: str, radius: float) -> float:
         """Median over all digits of the smallest certified margin; -inf where a digit was given up."""
         margins = [self.results.get((method, radius, digit)) for digit in range(len(self.labels))]
-        values = [float(r.margins.min()) if r else -torch.inf for r in margins]
+        values = [float(r.margins.min()) if r is not None else -torch.inf for r in margins]
         return float(torch.tensor(values).median())
 
     def seconds(self, method: str) -> float:

@@ -11,18 +11,19 @@ import torch
 
 from zonogpt._version import __version__
 from zonogpt.datasets import Dataset, check_dataset
-from zonogpt.datasets.texts import Positions
 from zonogpt.errors import OptionError
 from zonogpt.model.arithmetic import check_arithmetic
+from zonogpt.model.identity import weights_digest
 from zonogpt.model.ir import Model, check_model
 from zonogpt.search.descent import RESTARTS, STEPS
-from zonogpt.spec.spec import check_ball
+from zonogpt.spec.positions import Positions
+from zonogpt.spec.spec import as_norm, check_radius
 from zonogpt.studies.accuracy.job import AccuracyJob, AccuracyTask
 from zonogpt.studies.accuracy.rows import AccuracyRow, AccuracySettings, key_of
 from zonogpt.studies.accuracy.table import AccuracyLine, tabulate
 from zonogpt.studies.engine.engine import Engine, collect
 from zonogpt.studies.engine.watcher import Watcher
-from zonogpt.studies.examples import Entry, Examples, chosen_indices, model_fingerprint
+from zonogpt.studies.examples import Entry, Examples, chosen_indices
 from zonogpt.studies.rows.store import open_store
 from zonogpt.support.files import as_path
 from zonogpt.verification.options import Options, as_device, as_dtype, check_list
@@ -49,11 +50,13 @@ def certify(
     model: Model,
     dataset: Dataset,
     radii: Sequence[float],
+    *,
     count: int | None = None,
     skip: int = 0,
-    norm: float = math.inf,
+    norm: float | str = math.inf,
     method: str = "E",
     positions: str = "last",
+    each: bool = False,
     attack: bool = True,
     seed: int = 0,
     timeout: float | None = None,
@@ -74,10 +77,11 @@ def certify(
     other: UnsoundError if an attack ever breaks what was certified. Radii are tried from the largest down, and a proof
     settles all smaller ones (their sets are inside): these rows are `implied`, without margins.
 
-    `positions` says which tokens of a text move (see Positions); `seed` is for these and for the attack. With `out`,
-    every row is on the disk in `out`/rows.jsonl as soon as it is known, and a later call with the same arguments goes
-    on from there. More radii or examples may be added; anything else must be the same. `on_row` is called for each row,
-    first for those found in `out`.
+    `positions` says which tokens of a text move together: "last", "all", "random:2", "1,4" or "words:good,film" (see
+    Positions). With `each`, every one of them makes an example of its own, in which only that token moves. `seed` is
+    for random positions and for the attack. With `out`, every row is on the disk in `out`/rows.jsonl as soon as it is
+    known, and a later call with the same arguments goes on from there. More radii or examples may be added; anything
+    else must be the same. `on_row` is called for each row, first for those found in `out`.
 
     With `workers` more than one, as many processes on this machine share the examples and the device; a script that
     calls this needs no `if __name__ == "__main__"`. `engine` "ray" has the workers of a Ray cluster do the same, the
@@ -88,7 +92,8 @@ def certify(
     """
     check_model(model)
     check_dataset(dataset)
-    _check_radii(radii, norm)
+    _check_radii(radii)
+    p = as_norm(norm)
     folder = None if out is None else as_path(out, "out")
     where = Engine(engine, workers)
     options = Options(
@@ -97,10 +102,10 @@ def certify(
     )  # fmt: skip
     check_ready(model, options, elsewhere=where.remote)
     chosen = chosen_indices(len(dataset), count, skip)
-    examples = Examples(model, dataset, Positions.parse(positions), seed)
+    examples = Examples(model, dataset, Positions.parse(positions), seed, each)
     entries = examples.check(chosen)
-    settings = settings_of(model, options, norm, positions)
-    task = AccuracyTask(model, options, settings, norm)
+    settings = settings_of(model, options, p, positions, each)
+    task = AccuracyTask(model, options, settings, p)
     steps = tuple(map(float, radii))
     keys = [key_of(settings.digest, entry, radius) for entry in entries for radius in steps]
     on_row, watcher = on_row or (lambda row: None), watcher or Watcher()
@@ -112,13 +117,13 @@ def certify(
         jobs = _jobs(examples, entries, settings.digest, steps, where.share(len(entries), together(task.device)))
         collect(where, task, [(store, jobs)], watcher, on_row)
         rows = [store.finished[key] for key in keys]
-    rows.sort(key=lambda row: (row.index, row.radius))
+    rows.sort(key=lambda row: (row.index, row.positions or [], row.radius))
     return Certification(settings, steps, tuple(rows))
 
 
-def settings_of(model: Model, options: Options, norm: float, positions: str) -> AccuracySettings:
+def settings_of(model: Model, options: Options, norm: float, positions: str, each: bool) -> AccuracySettings:
     return AccuracySettings(
-        model=model_fingerprint(model),
+        model=weights_digest(model),
         norm=f"{norm:g}",
         method=options.method,
         guarantee=options.guarantee,
@@ -130,6 +135,7 @@ def settings_of(model: Model, options: Options, norm: float, positions: str) -> 
         budget=options.budget_bytes,
         version=__version__,
         arithmetic=options.arithmetic,
+        each=each,
     )
 
 
@@ -146,12 +152,12 @@ def _jobs(
         yield AccuracyJob(settings, some, radii)
 
 
-def _check_radii(radii: Sequence[float], norm: float) -> None:
+def _check_radii(radii: Sequence[float]) -> None:
     check_list(radii, "radii")
     if not radii:
         raise OptionError("give at least one radius")
     for radius in radii:
-        if not check_ball(radius, norm) > 0:
+        if not check_radius(radius) > 0:
             raise OptionError(f"a radius of accuracy must be positive; got {radius!r}")
     if list(radii) != sorted(set(radii)):
         raise OptionError(f"radii must increase, each once; got {', '.join(f'{radius:g}' for radius in radii)}")

@@ -13,7 +13,7 @@ CERTIFIED, ATTACKED, CLEAN = "#0b6e4f", "#e08e0b", "#7a8b99"
 
 
 def draw_accuracy(lines: Sequence[AccuracyLine], title: str, file: Path) -> None:
-    """Clean, attacked and certified accuracy over the radii; the truth lies in the shaded band between the last two."""
+    """Clean, surviving and certified accuracy over the radii; the truth lies in the band between the last two."""
     radii, n = [line.radius for line in lines], lines[0].examples
     with plt.rc_context(STYLE):
         figure, ax = plt.subplots(figsize=(7.6, 4.8), layout="constrained")
@@ -21,10 +21,10 @@ def draw_accuracy(lines: Sequence[AccuracyLine], title: str, file: Path) -> None
         if lines[0].clean is not None:
             clean = 100 * lines[0].clean / n
             ax.axhline(clean, color=CLEAN, lw=1.5, ls="--", label=f"clean: {clean:.3g} %")
-        attacked = [100 * line.attacked / n for line in lines if line.attacked is not None]
-        if len(attacked) == len(lines):
-            ax.fill_between(radii, certified, attacked, color=ATTACKED, alpha=0.13, lw=0, label="unknown")
-            ax.plot(radii, attacked, "s-", color=ATTACKED, lw=2, label="attacked (no counterexample found)")
+        survived = [100 * line.survived / n for line in lines if line.survived is not None]
+        if len(survived) == len(lines):
+            ax.fill_between(radii, certified, survived, color=ATTACKED, alpha=0.13, lw=0, label="unknown")
+            ax.plot(radii, survived, "s-", color=ATTACKED, lw=2, label="survived the attack (no counterexample found)")
         ax.plot(radii, certified, "o-", color=CERTIFIED, lw=2.4, label="certified (proved)")
         for radius, line, y in zip(radii, lines, certified, strict=True):
             ax.annotate(str(line.certified), (radius, y), (-4, -13), "data", "offset points", ha="right", fontsize=9,

@@ -80,24 +80,24 @@ class AccuracySolver:
     def solve(self, job: AccuracyJob, tell: Tell) -> Iterator[AccuracyRow]:
         """From the largest radius down: a proof says all about the smaller ones."""
         answers = {example.entry: self.balls.answer(example) for example in job.examples}
-        proofs: dict[int, AccuracyRow] = {}  # by index: the proof at the largest radius
+        proofs: dict[tuple[int, tuple[int, ...]], AccuracyRow] = {}  # of each example at the largest radius
         for radius in reversed(job.radii):
             todo = []
             for example in job.examples:
                 blank = self._blank(job, example, answers[example.entry], radius)
                 known = job.known.get(blank.key)
-                row = known or self._without_a_run(blank, proofs.get(blank.index))
+                row = known or self._without_a_run(blank, proofs.get(blank.place))
                 if row is None:
                     todo.append((example, blank))
                     continue
                 if row.status == "verified":
-                    proofs.setdefault(row.index, row)
+                    proofs.setdefault(row.place, row)
                 if known is None:
                     yield row
             tell(f"{job.name}, radius {radius:g}")
             for row in self._run(todo, radius):
                 if row.status == "verified":
-                    proofs[row.index] = row
+                    proofs[row.place] = row
                 yield row
 
     def _run(self, todo: Sequence[tuple[Example, AccuracyRow]], radius: float) -> Iterator[AccuracyRow]:
@@ -157,6 +157,7 @@ class AccuracySolver:
             predicted=answer.predicted,
             correct=answer.correct,
             positions=None if entry.positions is None else list(entry.positions),
+            tokens=None if entry.tokens is None else list(entry.tokens),
             radius=radius,
             status="unknown",
             implied=False,

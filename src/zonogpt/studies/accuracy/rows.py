@@ -23,6 +23,7 @@ class AccuracySettings(RunSettings):
     budget: int | None
     version: str  # of zonogpt
     arithmetic: str = "real"  # what proofs are about
+    each: bool = False  # of several tokens, each moved alone, as an example of its own
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class AccuracyRow(StoredRow):
     predicted: int | None  # None: the model answers by the signs of its outputs
     correct: bool
     positions: list[int] | None
+    tokens: list[str] | None  # what these spell; None for images, or without a tokenizer
     radius: float
     status: str  # "misclassified", or the status of the Result
     implied: bool  # nothing was run: a proof at a larger radius of the same run says it all
@@ -49,6 +51,11 @@ class AccuracyRow(StoredRow):
     guarantee: str  # "bounded" or "estimated": how the proof accounts for its own rounding
     arithmetic: str  # what the proof is about: "real" or "float32"
     finished: str  # when, UTC
+
+    @property
+    def place(self) -> tuple[int, tuple[int, ...]]:
+        """Of the example, at whatever radius."""
+        return self.index, tuple(self.positions or ())
 
     @property
     def summary(self) -> str:

@@ -14,13 +14,13 @@ from zonogpt.studies.accuracy.rows import AccuracyRow
 
 @dataclass(frozen=True)
 class AccuracyLine:
-    """Counts of examples at one radius: certified <= attacked <= clean <= examples."""
+    """Counts of examples at one radius: certified <= survived <= clean <= examples."""
 
     radius: float
     examples: int
     clean: int | None  # classified correctly; None without labels
     certified: int  # and proved so over the whole ball
-    attacked: int | None  # and not broken by the attack; None without attack
+    survived: int | None  # and not broken by the attack; None without attack
     unknown: int  # correct, neither proved nor broken
     seconds: float | None  # mean of the proofs that were run at this radius, without the attack; None: all were implied
     guarantee: str  # how the proofs account for their own rounding: "bounded" or "estimated"
@@ -38,13 +38,13 @@ def tabulate(rows: Sequence[AccuracyRow], radii: Iterable[float]) -> tuple[Accur
 
 def _line(rows: Sequence[AccuracyRow], radius: float) -> AccuracyLine:
     here = [row for row in rows if row.radius == radius]
-    broken = {row.index for row in rows if row.broken and row.radius <= radius}
-    verified = {row.index for row in here if row.status == "verified"}
+    broken = {row.place for row in rows if row.broken and row.radius <= radius}
+    verified = {row.place for row in here if row.status == "verified"}
     if verified & broken:
         raise UnsoundError(
             f"examples {sorted(verified & broken)} are certified at radius {radius:g}, yet broken inside"
         )
-    correct = {row.index for row in here if row.correct}
+    correct = {row.place for row in here if row.correct}
     times = [row.seconds for row in here if row.seconds is not None]
     searched = all(row.broken is not None for row in here if row.correct)
     return AccuracyLine(
@@ -52,7 +52,7 @@ def _line(rows: Sequence[AccuracyRow], radius: float) -> AccuracyLine:
         examples=len(here),
         clean=len(correct) if all(row.label is not None for row in here) else None,
         certified=len(verified),
-        attacked=len(correct - broken) if searched else None,
+        survived=len(correct - broken) if searched else None,
         unknown=len(correct - broken - verified),
         seconds=sum(times) / len(times) if times else None,
         guarantee=here[0].guarantee,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,15 +11,16 @@ import torch
 
 from zonogpt._version import __version__
 from zonogpt.datasets import Dataset, check_dataset
-from zonogpt.datasets.texts import Positions
 from zonogpt.errors import OptionError
 from zonogpt.methods import METHODS
 from zonogpt.model.arithmetic import check_arithmetic
+from zonogpt.model.identity import weights_digest
 from zonogpt.model.ir import Model, check_model
-from zonogpt.spec.spec import check_ball
+from zonogpt.spec.positions import Positions
+from zonogpt.spec.spec import as_norm, check_radius
 from zonogpt.studies.engine.engine import Engine, collect
 from zonogpt.studies.engine.watcher import Watcher
-from zonogpt.studies.examples import Entry, Examples, chosen_indices, model_fingerprint
+from zonogpt.studies.examples import Entry, Examples, chosen_indices
 from zonogpt.studies.radii.job import RadiusJob, RadiusTask
 from zonogpt.studies.radii.ladder import Ladder
 from zonogpt.studies.radii.radius import TOLERANCE, require_order
@@ -44,12 +44,14 @@ def compare(
     methods: Sequence[str],
     low: float = 1e-5,
     high: float = 1e-2,
+    *,
     grid: Sequence[float] = (),
     tolerance: float = TOLERANCE,
     count: int | None = None,
     skip: int = 0,
-    norm: float = math.inf,
+    norm: float | str = math.inf,
     positions: str = "last",
+    each: bool = False,
     seed: int = 0,
     timeout: float | None = None,
     device: str | torch.device | None = None,
@@ -64,8 +66,9 @@ def compare(
     """For every input and method the largest radius in low..high that is proved; for "attack" the smallest broken.
 
     Radii are bisected by ratio down to 1 + tolerance, those of `grid` first, so that counts at these are exact. An
-    input is an image, or a token of a text (every one that `positions` names is an input of its own). `timeout` is for
-    one input under one method. UnsoundError if a method certifies a radius at which, or below which, the attack breaks.
+    input is an image, or a text whose tokens at `positions` move together; with `each`, every one of them is an input
+    of its own, in which only that token moves. `timeout` is for one input under one method. UnsoundError if a method
+    certifies a radius at which, or below which, the attack breaks.
 
     With `out`, every row is on the disk in `out`/rows.jsonl as soon as it is known, and a later call with the same
     arguments goes on from there; methods and inputs may be added, anything else must be the same. `engine` and
@@ -85,12 +88,13 @@ def compare(
     for name in proving:
         options.of(name)  # which may refuse the arithmetic
     check_ready(model, options, elsewhere=where.remote)
-    ladder = Ladder.build(check_ball(low, norm), check_ball(high, norm), tolerance, grid)
-    examples = Examples(model, dataset, Positions.parse(positions), seed)
-    entries = [one for entry in examples.check(chosen_indices(len(dataset), count, skip)) for one in each_token(entry)]
+    ladder = Ladder.build(check_radius(low), check_radius(high), tolerance, grid)
+    p = as_norm(norm)
+    examples = Examples(model, dataset, Positions.parse(positions), seed, each)
+    entries = examples.check(chosen_indices(len(dataset), count, skip))
     settings = RadiusSettings(
-        model=model_fingerprint(model),
-        norm=f"{norm:g}",
+        model=weights_digest(model),
+        norm=f"{p:g}",
         low=float(low),
         high=float(high),
         tolerance=float(tolerance),
@@ -102,7 +106,7 @@ def compare(
         version=__version__,
         arithmetic=options.arithmetic,
     )
-    task = RadiusTask(model, options, settings, ladder, norm)
+    task = RadiusTask(model, options, settings, ladder, p)
     keys = [key_of(settings.digest, entry, name) for entry in entries for name in names]
     watcher = watcher or Watcher()
     with open_store(folder, settings, RadiusRow) as store:
@@ -114,13 +118,6 @@ def compare(
         collect(where, task, [(store, _jobs(examples, entries, settings.digest, names))], watcher, meeting.join)
         rows = tuple(store.finished[key] for key in keys)
     return Comparison(settings, names, rows)
-
-
-def each_token(entry: Entry) -> list[Entry]:
-    """An image as it is; of a text one entry for every position that moves."""
-    if entry.positions is None:
-        return [entry]
-    return [dataclasses.replace(entry, positions=(position,)) for position in entry.positions]
 
 
 def _jobs(examples: Examples, entries: Sequence[Entry], settings: str, methods: Sequence[str]) -> Iterator[RadiusJob]:
@@ -146,7 +143,7 @@ def _methods(names: Sequence[str]) -> tuple[str, ...]:
 class Meeting:
     """Where rows about the same input meet: no method may certify what the attack breaks."""
 
-    rows: dict[tuple[int, int | None], list[RadiusRow]] = field(default_factory=dict)
+    rows: dict[tuple[int, tuple[int, ...]], list[RadiusRow]] = field(default_factory=dict)
 
     def join(self, row: RadiusRow) -> None:
         """UnsoundError if this row contradicts another."""

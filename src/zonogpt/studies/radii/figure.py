@@ -98,4 +98,6 @@ def draw_inputs(lines: Sequence[InputLine], title: str, file: Path) -> None:
 
 
 def _name(line: InputLine) -> str:
-    return line.name if line.position is None else f"{line.name}, token {line.position}"
+    if line.positions is None:
+        return line.name
+    return f"{line.name}, token{'s' * (len(line.positions) > 1)} {', '.join(map(str, line.positions))}"

@@ -26,7 +26,7 @@ from zonogpt.verification.session import Session
 @dataclass(frozen=True)
 class RadiusJob:
     settings: str  # digest
-    example: Example  # of a text, with the one token that moves
+    example: Example
     method: str
 
     @property
@@ -94,7 +94,8 @@ class RadiusSolver:
             name=entry.name,
             label=entry.label,
             predicted=answer.predicted,
-            position=None if entry.positions is None else entry.positions[0],
+            positions=None if entry.positions is None else list(entry.positions),
+            tokens=None if entry.tokens is None else list(entry.tokens),
             method=job.method,
             status=status,
             radius=outcome.radius,

@@ -52,6 +52,7 @@ def certified_radius(
     low: float,
     high: float,
     method: str = "E",
+    *,
     tolerance: float = TOLERANCE,
     attack: bool = True,
     seed: int = 0,

@@ -38,7 +38,8 @@ class RadiusRow(StoredRow):
     name: str
     label: int | None
     predicted: int | None
-    position: int | None  # of a text: the token that moves; None for images
+    positions: list[int] | None  # of a text: the tokens that move together; None for images
+    tokens: list[str] | None  # what these spell; None for images, or without a tokenizer
     method: str
     status: str  # "done", "misclassified", or why the search stopped early: "timeout", "memory"
     radius: float
@@ -54,9 +55,9 @@ class RadiusRow(StoredRow):
         return f"{self.name}, {self.method}: {self.radius:g}"
 
     @property
-    def place(self) -> tuple[int, int | None]:
+    def place(self) -> tuple[int, tuple[int, ...]]:
         """Of the input: rows of several methods meet here."""
-        return self.index, self.position
+        return self.index, tuple(self.positions or ())
 
     @classmethod
     def read_fields(cls, fields: dict[str, Any]) -> dict[str, Any]:

@@ -77,7 +77,8 @@ class InputLine:
     name: str
     label: int | None
     predicted: int | None
-    position: int | None
+    positions: tuple[int, ...] | None  # of a text: the tokens that move together
+    tokens: tuple[str, ...] | None  # what these spell, if the model has a tokenizer
     status: str  # "done", "misclassified", or why a search ended early
     certified: float
     attacked: float | None  # inf: not broken at the highest radius; None: no attack
@@ -88,19 +89,20 @@ class InputLine:
 
 def by_input(rows: Sequence[RadiusRow], method: str) -> tuple[InputLine, ...]:
     """Rows of `method` and, where there are any, of the attack, joined input by input."""
-    broken = {(row.index, row.position): row for row in rows if row.method == ATTACK}
+    broken = {row.place: row for row in rows if row.method == ATTACK}
     lines = []
     for row in rows:
         if row.method != method:
             continue
-        other = broken.get((row.index, row.position))
+        other = broken.get(row.place)
         early = [r.status for r in (row, other) if r is not None and r.status != "done"]
         lines.append(
             InputLine(
                 name=row.name,
                 label=row.label,
                 predicted=row.predicted,
-                position=row.position,
+                positions=None if row.positions is None else tuple(row.positions),
+                tokens=None if row.tokens is None else tuple(row.tokens),
                 status=early[0] if early else "done",
                 certified=row.radius,
                 attacked=None if other is None else other.radius,
@@ -117,5 +119,7 @@ def inputs_as_csv(lines: Sequence[InputLine]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     names = [field.name for field in dataclasses.fields(InputLine)]
     writer.writerow(names)
-    writer.writerows([getattr(line, name) for name in names] for line in lines)
+    for line in lines:
+        cells = [getattr(line, name) for name in names]
+        writer.writerow(" ".join(map(str, cell)) if isinstance(cell, tuple) else cell for cell in cells)
     return text.getvalue()

@@ -8,8 +8,11 @@ from typing import Annotated
 import typer
 
 from zonogpt.cli import options
-from zonogpt.model.checkpoint import find
-from zonogpt_check.__main__ import main
+
+EXAMPLES = """
+Example:\n
+zonogpt check digit.cert zoo:digits
+"""
 
 
 def check(
@@ -20,4 +23,7 @@ def check(
 
     Exit code: 0 valid, 1 not valid (the first line that does not hold is named), 2 unreadable.
     """
+    from zonogpt.model.checkpoint import find
+    from zonogpt_check.__main__ import main
+
     raise typer.Exit(main([str(certificate), str(find(model))]))

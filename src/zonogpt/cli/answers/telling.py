@@ -1,0 +1,97 @@
+"""A result in the user's words: tokens as text, labels by name, what was lost where."""
+
+from __future__ import annotations
+
+from zonogpt.model.ir import Model
+from zonogpt.model.names import token_names
+from zonogpt.spec.scale import scales
+from zonogpt.spec.spec import Spec
+from zonogpt.verification.result import Result
+from zonogpt.verification.witness import moved_tokens
+
+BALLS = {"inf": "l∞", "2": "l2", "1": "l1"}
+MOST_SHOWN = 12  # tokens whose scale is told; more are counted
+
+
+def describe(result: Result) -> str:
+    reach = "a box" if result.radius is None else f"radius {result.radius:g}"
+    took = f"{result.seconds:.2f} s"
+    if result.hint_seconds is not None:
+        took += f" and {result.hint_seconds:.2f} s for the hint"
+    lines = [
+        result.reason,
+        f"{result.claim}, {reach}, method {result.method}, {result.dtype} on {result.device},"
+        f" {took}, peak {result.peak_bytes / 2**20:.0f} MiB",
+    ]
+    if result.verified:
+        proved = "this holds for" if result.guarantee == "bounded" else "this holds, if rounding is as estimated, for"
+        lines.insert(1, f"{proved} {result.meaning}")
+    if result.ledger.entries:
+        lines.append(largest_loss(result))
+    return "\n".join(lines)
+
+
+def moving(net: Model, spec: Spec) -> str:
+    """The tokens that move: what each spells and where it is."""
+    return ", ".join(scale.called for scale in scales(net, spec.input))
+
+
+def describe_moves(net: Model, spec: Spec) -> list[str]:
+    """Of a text: what moves, and how far that is for a token."""
+    box = spec.input
+    if box.embed.positions is None:
+        return []
+    found = scales(net, box)
+    together = "moves" if len(found) == 1 else "move together"
+    lines = [f"{together}: {', '.join(scale.called for scale in found)}"]
+    if box.ball is None:
+        return lines
+    ball = BALLS[f"{box.ball.norm:g}"]
+    for scale in found[:MOST_SHOWN]:
+        of_length, of_distance = scale.shares(box.ball.radius)
+        said = f"  {scale.called}: the radius is {percent(of_length)} of the token's norm ({ball})"
+        if scale.nearest is not None:
+            nearest = scale.nearest if scale.nearest_token is None else repr(scale.nearest_token)
+            said += f", and {percent(of_distance)} of the way to its nearest other token, {nearest}"
+        lines.append(said)
+    if len(found) > MOST_SHOWN:
+        lines.append(f"  and {len(found) - MOST_SHOWN} more")
+    return lines
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def describe_witness(net: Model, spec: Spec, result: Result) -> str:
+    """Where and how far the input moved."""
+    assert result.counterexample is not None
+    change = result.counterexample - spec.input.anchor.cpu()
+    if spec.input.embed.positions is not None:
+        lines = []
+        for moved in moved_tokens(net, spec, result.counterexample):
+            names = token_names(net, [moved.token, moved.nearest])
+            token, nearest = (repr(n) for n in names) if names else (str(moved.token), str(moved.nearest))
+            lines.append(
+                f"token {token} at position {moved.position} moves by {moved.length:.3g} (l_2),"
+                f" {moved.largest:.3g} at most per coordinate; the nearest token is {nearest}"
+            )
+    else:
+        n = int((change != 0).sum())
+        most = int(change.abs().argmax())
+        row, column = divmod(most, change.shape[1])
+        lines = [
+            f"{n} of {change.numel()} pixels change, pixel ({row}, {column}) most: {float(change[row, column]):+.3g}"
+        ]
+    return "\n".join(lines)
+
+
+def largest_loss(result: Result) -> str:
+    """Of method E what costs most of the margin; of the others, whose ledger is in widths, the widest new error."""
+    skipped = ("input",) if result.method == "E" else ("input", "head")
+    fresh = [e for e in result.ledger.entries if e.kind not in skipped and e.step not in ("carried", "reduction")]
+    worst = max(fresh, key=lambda e: e.width)
+    place = f"{worst.step} of " + ("the head" if worst.kind == "head" else f"block {worst.block} ({worst.kind})")
+    if result.method == "E":
+        return f"largest loss: {place} takes {worst.width:.3g} off the margins (mean over rivals)"
+    return f"widest new error: {place}, {worst.width:.3g} per feature"

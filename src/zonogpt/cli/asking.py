@@ -1,0 +1,76 @@
+"""What a command was asked, as its options say it: plain values, which the answers read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zonogpt.cli.options import norm_of, size
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What moves. Of `data`, `image`, `text` and `ids` one is given; texts say by `positions` or `words` what moves."""
+
+    data: Path | None = None
+    image: str | None = None
+    text: str | None = None
+    ids: str | None = None
+    positions: str | None = None
+    words: str | None = None
+    each: bool = False
+    split: str = "test"
+    count: int | None = None
+    skip: int = 0
+    norm: str = "inf"
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """What must stay."""
+
+    label: str | None = None
+    interval: str | None = None
+    target: str | None = None
+    top_k: int | None = None
+    keep_sign: bool = False
+    rows: Path | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """How it is run."""
+
+    method: str = "E"
+    seed: int = 0
+    timeout: float | None = None
+    device: str | None = None
+    dtype: str | None = None
+    arithmetic: str = "real"
+    budget: str | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """By the names that the library knows them by, but for the method."""
+        return {
+            "seed": self.seed,
+            "timeout": self.timeout,
+            "device": self.device,
+            "dtype": self.dtype,
+            "arithmetic": self.arithmetic,
+            "budget_bytes": size(self.budget),
+        }
+
+
+@dataclass(frozen=True)
+class Files:
+    """What is written, besides the answer itself."""
+
+    out: Path | None = None
+    json: Path | None = None
+    quiet: bool = False
+
+
+def norm(inputs: Inputs) -> float:
+    return norm_of(inputs.norm)

@@ -1,0 +1,48 @@
+"""zonogpt inspect"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zonogpt.cli import options
+from zonogpt.cli.asking import Inputs
+from zonogpt.cli.options import INPUT, OUTPUT, check_writable, size
+
+EXAMPLES = """
+Examples:\n
+zonogpt inspect zoo:digits\n
+zonogpt inspect MODEL --text "a good film" --words good
+"""
+
+
+def inspect(
+    model: options.ModelName,
+    text: options.Text = None,
+    ids: options.Ids = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="Of a text: how many tokens, if none is given.", rich_help_panel=INPUT)
+    ] = None,
+    positions: options.Positions = None,
+    words: options.Words = None,
+    each: options.Each = False,
+    dtype: options.Dtype = None,
+    budget: options.Budget = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(help="Write everything to this file (-: standard output).", rich_help_panel=OUTPUT),
+    ] = None,
+) -> None:
+    """Say what a model is, whether it can be verified, and what a run will need, before any run.
+
+    What a run needs depends, for a text, on how many tokens there are and on which of them move.
+    """
+    check_writable(json)
+    inputs = Inputs(None, None, text, ids, positions, words, each)
+    budget_bytes = size(budget)
+
+    from zonogpt.cli.answers.inspection import answer
+
+    answer(model, inputs, tokens, dtype, budget_bytes, json)

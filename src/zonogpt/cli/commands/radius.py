@@ -1,0 +1,68 @@
+"""zonogpt radius"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from zonogpt.cli import options
+from zonogpt.cli.asking import Files, Inputs, Run
+from zonogpt.cli.options import INPUT, RUN, check_writable, number
+
+TOLERANCE = 0.02
+EXAMPLES = """
+Examples:\n
+zonogpt radius zoo:digits --data zoo:digits --count 3\n
+zonogpt radius MODEL --text "a good film" --positions all --each
+"""
+
+
+def radius(
+    model: options.ModelName,
+    data: options.Data = None,
+    image: options.Image = None,
+    text: options.Text = None,
+    ids: options.Ids = None,
+    positions: options.Positions = None,
+    words: options.Words = None,
+    each: options.Each = False,
+    norm: options.Norm = "inf",
+    low: Annotated[str, typer.Option(help="The smallest radius to try.", rich_help_panel=INPUT)] = "1e-5",
+    high: Annotated[str, typer.Option(help="The largest.", rich_help_panel=INPUT)] = "0.5",
+    tolerance: options.Tolerance = TOLERANCE,
+    count: options.Count = None,
+    skip: options.Skip = 0,
+    split: options.Split = "test",
+    label: options.Label = None,
+    method: options.MethodName = "E",
+    attack: Annotated[
+        bool, typer.Option(help="Search for the smallest broken radius as well.", rich_help_panel=RUN)
+    ] = True,
+    seed: options.Seed = 0,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds per input, for proofs and attack each.", rich_help_panel=RUN)
+    ] = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    arithmetic: options.Arithmetic = "real",
+    budget: options.Budget = None,
+    engine: options.Engine = "local",
+    workers: options.Workers = None,
+    out: options.Out = None,
+    json: options.Json = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """How far an input may move: the largest radius that is proved and the smallest that is broken, by bisection.
+
+    One line per image or text, or, with --each, per token. Exit code: 0 when it ran through, 2 bad input, 130 stopped
+    by Ctrl-C.
+    """
+    check_writable(json)
+    inputs = Inputs(data, image, text, ids, positions, words, each, split, count, skip, norm)
+    run = Run(method, seed, timeout, device, dtype, arithmetic, budget)
+    span = number(low, "--low"), number(high, "--high")
+
+    from zonogpt.cli.answers.radius import answer
+
+    answer(model, inputs, label, span, tolerance, run, attack, engine, workers, Files(out, json, quiet))

@@ -1,0 +1,120 @@
+"""zonogpt verify"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zonogpt.cli import options
+from zonogpt.cli.asking import Claimed, Inputs, Run
+from zonogpt.cli.options import CLAIM, OUTPUT, RUN, check_writable, number
+from zonogpt.errors import OptionError
+
+EXAMPLES = """
+Examples:\n
+zonogpt verify zoo:digits --image zoo:digits/0 --radius 2e-3\n
+zonogpt verify MODEL --text "a good film" --words good --radius 0.01 --attack
+"""
+
+
+def verify(
+    model: options.ModelName,
+    radius: options.Radius,
+    image: options.Image = None,
+    text: options.Text = None,
+    ids: options.Ids = None,
+    positions: options.Positions = None,
+    words: options.Words = None,
+    each: options.Each = False,
+    norm: options.Norm = "inf",
+    label: options.Label = None,
+    target: Annotated[
+        str | None,
+        typer.Option(help="The answer stays above these outputs, as 3 or POSITIVE,NEUTRAL.", rich_help_panel=CLAIM),
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="The answer stays among the K largest outputs.", rich_help_panel=CLAIM)
+    ] = None,
+    keep_sign: Annotated[
+        bool, typer.Option("--keep-sign", help="Every output keeps its side of 0.", rich_help_panel=CLAIM)
+    ] = False,
+    interval: Annotated[
+        str | None,
+        typer.Option(help="Every output stays between these (regression).", metavar="LOW,HIGH", rich_help_panel=CLAIM),
+    ] = None,
+    rows: Annotated[
+        Path | None,
+        typer.Option(
+            help='JSON {"rows": [[...]], "offset": [...]}: rows @ outputs + offset > 0 (-: standard input).',
+            rich_help_panel=CLAIM,
+        ),
+    ] = None,
+    method: options.MethodName = "E",
+    attack: Annotated[
+        bool, typer.Option("--attack", help="First search for an input that breaks the claim.", rich_help_panel=RUN)
+    ] = False,
+    hint: Annotated[
+        bool | None,
+        typer.Option(
+            "--hint/--no-hint",
+            help="If unknown (E): look for a smaller radius that is certified. Default: on a terminal.",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the attack.", rich_help_panel=RUN)] = 0,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds, looked at between blocks.", rich_help_panel=RUN)
+    ] = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    arithmetic: options.Arithmetic = "real",
+    budget: options.Budget = None,
+    counterexample: Annotated[
+        Path | None,
+        typer.Option(
+            help="If falsified: write the input to this .npz, and an image to a .png beside it.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    certificate: Annotated[
+        Path | None,
+        typer.Option(
+            help="If verified (E, real): write the proof to this file, for `zonogpt check`.", rich_help_panel=OUTPUT
+        ),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option(help="Check the certificate before it is said to be written.", rich_help_panel=OUTPUT)
+    ] = True,
+    json: Annotated[
+        Path | None,
+        typer.Option(help="Write the whole result to this file (-: standard output).", rich_help_panel=OUTPUT),
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print the verdict only.", rich_help_panel=OUTPUT)
+    ] = False,
+) -> None:
+    """Try to prove that the answer stays the same over the whole ball, or find an input that changes it.
+
+    The verdict is the first word. Exit code: 0 verified, 10 unknown, 20 falsified, 30 timeout, 2 bad input. A file that
+    cannot be written then is named, and does not change it.
+    """
+    check_writable(json)
+    check_writable(counterexample, (".npz",))
+    if certificate == options.STANDARD:
+        raise OptionError("a certificate is written to a file")
+    check_writable(certificate)
+    if certificate is not None and (method, arithmetic) != ("E", "real"):
+        raise OptionError("certificates are written by method E, about the network in real arithmetic")
+    if each and (certificate is not None or counterexample is not None):
+        raise OptionError("--certificate and --counterexample are about one input; with --each there are several")
+    inputs = Inputs(None, image, text, ids, positions, words, each, norm=norm)
+    claimed = Claimed(label, interval, target, top_k, keep_sign, rows)
+    run = Run(method, seed, timeout, device, dtype, arithmetic, budget)
+    reach = number(radius, "--radius")
+
+    from zonogpt.cli.answers.verdict import VerdictFiles, answer  # only now torch, which takes a second
+
+    files = VerdictFiles(counterexample, certificate, check, json, quiet)
+    raise typer.Exit(answer(model, inputs, claimed, reach, run, attack, hint, files))

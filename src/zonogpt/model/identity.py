@@ -1,0 +1,48 @@
+"""Which network it is: digests of its weights, and of the files that it was read from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zonogpt.errors import ModelError
+from zonogpt.model.ir import Model
+from zonogpt.support.tensors import fingerprint
+
+
+def weights_digest(model: Model) -> str:
+    """Equal for models that compute the same."""
+    return fingerprint((model.embedding, model.blocks, model.head, model.architecture, model.pad_token_id))
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The files that a model was read from, as they were then: a file that changed since has no digest."""
+
+    stamps: tuple[tuple[Path, int, int], ...]  # file, size in bytes, time of its last change in ns
+
+    @staticmethod
+    def of(files: Sequence[Path]) -> ModelFiles:
+        """To be called before they are read."""
+        return ModelFiles(tuple((file, *_stamp(file)) for file in files))
+
+    def sha256(self) -> dict[str, str]:
+        """By name, as `sha256sum` prints them. ModelError for a file that is not what was read."""
+        digests = {}
+        for file, *stamp in self.stamps:
+            try:
+                with file.open("rb") as stream:
+                    digests[file.name] = hashlib.file_digest(stream, "sha256").hexdigest()
+                changed = [*_stamp(file)] != stamp
+            except OSError as error:
+                raise ModelError(f"{file}, which the model was read from, cannot be read any more: {error}") from error
+            if changed:
+                raise ModelError(f"{file} has changed since the model was read from it; load the model again")
+        return digests
+
+
+def _stamp(file: Path) -> tuple[int, int]:
+    found = file.stat()
+    return found.st_size, found.st_mtime_ns

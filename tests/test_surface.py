@@ -1,0 +1,274 @@
+"""The public interface: its names, what they cost to ask for, and what a person reads."""
+
+import ast
+import inspect
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import zonogpt
+from builders import generator, image_model
+from program import PROGRAM, zono
+from zonogpt.cli.app import usage
+from zonogpt.cli.options import METHOD_NAMES
+from zonogpt.errors import ZonoGptError
+
+MODEL = zonogpt.load(image_model())
+IMAGE = torch.rand(6, 4, generator=generator(5), dtype=torch.float64)
+COMMANDS = ("verify", "check", "radius", "certify", "compare", "inspect", "demo", "bench", "bench train", "bench make",
+            "bench run", "bench report")  # fmt: skip
+
+
+def test_every_public_name_is_there_and_typed():
+    """Three lists must agree: __all__, where each name comes from, and what type checkers see."""
+    tree = ast.parse(Path(zonogpt.__file__).read_text())
+    (block,) = [n for n in tree.body if isinstance(n, ast.If)]
+    seen = {alias.asname or alias.name for node in block.body for alias in node.names}
+    assert seen | {"__version__"} == set(zonogpt.__all__)
+    assert set(zonogpt._HOMES) | {"__version__"} == set(zonogpt.__all__)
+    for name in zonogpt.__all__:
+        assert getattr(zonogpt, name) is not None
+    assert sorted(zonogpt.__all__) == dir(zonogpt)
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = zonogpt.nothing
+
+
+def test_every_error_is_public():
+    import zonogpt.errors
+
+    classes = {name for name, value in vars(zonogpt.errors).items() if inspect.isclass(value)}
+    assert classes <= set(zonogpt.__all__)
+    assert issubclass(zonogpt.RecordError, ZonoGptError)
+
+
+def test_options_are_keyword_only_and_labels_may_be_positional():
+    for function, positional in (
+        (zonogpt.verify, 2),
+        (zonogpt.verify_many, 2),
+        (zonogpt.image_ball, 4),
+        (zonogpt.embedding_ball, 5),
+        (zonogpt.certified_radius, 5),
+        (zonogpt.certify, 3),
+        (zonogpt.compare, 5),
+        (zonogpt.load, 1),
+    ):
+        kinds = [p.kind for p in inspect.signature(function).parameters.values()]
+        assert kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD) == positional, function
+    assert zonogpt.image_ball(MODEL, IMAGE, 1e-3, 2).label == 2
+    with pytest.raises(TypeError):
+        zonogpt.verify(MODEL, zonogpt.image_ball(MODEL, IMAGE, 1e-3), "A")
+
+
+def test_a_result_is_neither_true_nor_false():
+    result = zonogpt.verify(MODEL, zonogpt.image_ball(MODEL, IMAGE, 1e-6))
+    assert result.verified is True
+    with pytest.raises(TypeError, match=r"result\.verified"):
+        bool(result)
+    with pytest.raises(TypeError):
+        assert result
+
+
+def test_representations_are_short():
+    spec = zonogpt.image_ball(MODEL, IMAGE, 1e-6)
+    for value in (MODEL, spec, zonogpt.verify(MODEL, spec), zonogpt.Verifier(MODEL)):
+        assert repr(value).count("\n") < 3
+        assert len(repr(value)) < 400
+    assert "l_inf ball of radius 1e-06" in repr(spec)
+    assert "verified (rounding bounded" in repr(zonogpt.verify(MODEL, spec))
+
+
+def test_norms_by_name():
+    for name, value in (("inf", float("inf")), ("l2", 2), ("1", 1.0), ("L_1", 1)):
+        assert zonogpt.image_ball(MODEL, IMAGE, 1e-3, norm=name) == zonogpt.image_ball(MODEL, IMAGE, 1e-3, norm=value)
+    for wrong in ("3", "", "two", None, 0.5, True):
+        with pytest.raises(zonogpt.SpecError, match="use inf, 2, 1"):
+            zonogpt.image_ball(MODEL, IMAGE, 1e-3, norm=wrong)
+
+
+def test_help_and_version_do_not_import_torch():
+    """What makes them quick: torch alone takes a second."""
+    code = (
+        "import sys\nfrom zonogpt.cli.app import app\n"
+        "for args in (['--version'], ['--help'], ['verify', '-h'], ['bench', 'run', '-h'], ['verify', '--nope']):\n"
+        "    try: app(args, standalone_mode=False)\n"
+        "    except Exception as error: assert hasattr(error, 'format_message'), error\n"
+        "print(sorted({'torch', 'transformers', 'numpy', 'matplotlib', 'huggingface_hub'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "[]"
+
+
+def test_import_is_lazy():
+    code = "import sys, zonogpt\nassert 'torch' not in sys.modules\nzonogpt.METHODS\nassert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_command_line_knows_the_methods_by_name():
+    assert tuple(zonogpt.METHODS) == METHOD_NAMES
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command):
+    """On -h and --help, and with an example for those that take a model."""
+    short, long = (zono(*command.split(), flag) for flag in ("-h", "--help"))
+    assert short.returncode == long.returncode == 0
+    assert short.stdout == long.stdout
+    if command in ("verify", "check", "radius", "certify", "compare", "inspect"):
+        assert f"zonogpt {command} " in short.stdout.split("Example")[1]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("verify", "--nope"),
+        ("verify",),
+        ("verify", "zoo:digits"),
+        ("nothing",),
+        ("verify", "zoo:digits", "--radius", "1", "--seed", "x", "--image", "zoo:digits/0"),
+        ("certify", "zoo:digits", "--data", "zoo:digits", "--radius", "1e-3", "--count", "many"),
+        ("bench", "nothing"),
+    ],
+)
+def test_mistakes_in_options_are_one_line(args):
+    run = zono(*args)
+    assert run.returncode == 2
+    assert run.stderr.startswith("error: ")
+    assert run.stderr.count("\n") == 1, run.stderr
+    assert "--help lists what there is)" in run.stderr
+    assert not run.stdout
+
+
+def test_other_errors_are_no_mistakes_in_options():
+    assert usage(ValueError("x")) is None
+
+
+def test_nothing_at_all_prints_the_help():
+    run = zono()
+    assert run.returncode == 0
+    assert "verify" in run.stdout
+
+
+def test_completion_is_offered():
+    run = subprocess.run([PROGRAM], capture_output=True, text=True, env={
+        "_ZONOGPT_COMPLETE": "complete_bash", "COMP_WORDS": "zonogpt verify --method ", "COMP_CWORD": "3",
+        "PATH": "/usr/bin:/bin"})  # fmt: skip
+    assert "crown" in run.stdout.split()
+
+
+def test_ctrl_c_while_it_starts_is_quiet(tmp_path):
+    """Torch is imported for a second; whoever stops that wants no traceback."""
+    import signal
+
+    for wait in (0.3, 0.6, 0.9, 1.2):
+        run = subprocess.Popen(
+            [PROGRAM, "verify", "zoo:digits", "--image", "zoo:digits/0", "--radius", "1e-3"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )  # fmt: skip
+        time.sleep(wait)
+        run.send_signal(signal.SIGINT)
+        _, err = run.communicate(timeout=60)
+        assert "Traceback" not in err, err
+        assert run.returncode in (0, 130)
+
+
+def test_a_verifier_converts_once_and_agrees_with_verify(monkeypatch):
+    from zonogpt.model.ir import Model
+
+    calls = []
+    converted = Model.converted
+    monkeypatch.setattr(Model, "converted", lambda *args: calls.append(1) or converted(*args))
+    verifier = zonogpt.Verifier(MODEL)
+    specs = [zonogpt.image_ball(MODEL, IMAGE, radius) for radius in (1e-6, 1e-4, 0.5)]
+    results = [verifier.verify(spec) for spec in specs]
+    assert len(calls) == 1
+    for spec, result in zip(specs, results, strict=True):
+        alone = zonogpt.verify(MODEL, spec)
+        assert (alone.status, alone.margins.tolist()) == (result.status, result.margins.tolist())
+    assert [r.status for r in verifier.verify_many(specs)] == [r.status for r in results]
+    assert verifier.verify(specs[2], attack=True).status == "falsified"
+    assert verifier.verify(specs[0], method="A").method == "A"
+    assert verifier.options.method == "E"
+    with pytest.raises(zonogpt.OptionError, match="'device' is no option here"):
+        verifier.verify(specs[0], device="cpu")
+
+
+def test_a_hint_is_given_when_it_is_asked_for_and_its_time_said(monkeypatch):
+    from zonogpt.verification.session import Verification
+
+    runs = []
+    batch = Verification._batch
+    monkeypatch.setattr(Verification, "_batch", lambda *args: runs.append(1) or batch(*args))
+    spec = zonogpt.image_ball(MODEL, IMAGE, 0.05)
+    plain = zonogpt.verify(MODEL, spec)
+    assert (plain.status, plain.certified_radius, plain.hint_seconds, len(runs)) == ("unknown", None, None, 1)
+    hinted = zonogpt.verify(MODEL, spec, hint=True)
+    assert hinted.certified_radius is not None
+    assert hinted.hint_seconds > 0
+    assert len(runs) > 3
+    assert zonogpt.verify(MODEL, spec.shrunk(hinted.certified_radius)).verified
+    with pytest.raises(zonogpt.OptionError, match="hint is True or False"):
+        zonogpt.verify(MODEL, spec, hint=1)
+
+
+def test_a_pipe_gets_no_hint_unless_it_asks(tmp_path):
+    base = ("verify", "zoo:digits", "--image", "zoo:digits/0", "--radius", "0.01")
+    assert "is certified" not in zono(*base).stdout
+    asked = zono(*base, "--hint").stdout
+    assert "radius 0.00" in asked
+    assert "for the hint" in asked
+
+
+class Cautious:
+    """A method that proves nothing, and says so."""
+
+    name = "cautious"
+    summary = "proves nothing"
+    rounding_bounded = True
+
+    def __init__(self):
+        self.rules = zonogpt.METHODS["ibp"].rules
+
+    def sizes(self, model, spec):
+        return zonogpt.METHODS["ibp"].sizes(model, spec)
+
+    def plan(self, sizes, numerics):
+        return zonogpt.METHODS["ibp"].plan(sizes, numerics)
+
+    def for_run(self, model, specs, numerics):
+        return self
+
+    def batches(self, model, specs, numerics):
+        return [[i] for i in range(len(specs))]
+
+    def bound_many(self, model, specs, numerics, on_block):
+        from zonogpt.methods.method import Bounds
+
+        return [Bounds(torch.full((spec.claim.n_rows,), -1.0), zonogpt.Ledger()) for spec in specs]
+
+
+def test_a_method_of_ones_own(monkeypatch):
+    import zonogpt.methods
+
+    monkeypatch.setattr(zonogpt.methods, "METHODS", dict(zonogpt.METHODS))
+    for wrong, word in ((object(), "has no name"), (zonogpt.METHODS["A"], None)):
+        if word is None:
+            zonogpt.methods.register_method(wrong)  # once more the same: nothing happens
+            continue
+        with pytest.raises(zonogpt.OptionError, match=word):
+            zonogpt.methods.register_method(wrong)
+    taken = Cautious()
+    taken.name = "E"
+    with pytest.raises(zonogpt.OptionError, match="there is a method 'E' already"):
+        zonogpt.methods.register_method(taken)
+    monkeypatch.undo()
+    zonogpt.register_method(Cautious())
+    try:
+        result = zonogpt.verify(MODEL, zonogpt.image_ball(MODEL, IMAGE, 1e-6), method="cautious")
+        assert (result.status, result.margins.tolist()) == ("unknown", [-1.0, -1.0])
+    finally:
+        del zonogpt.METHODS["cautious"]
