@@ -177,3 +177,36 @@ def test_largest_zeta_uses_all_keys_together():
     apart = largest_zeta(log_P, W, 0 * W, 1e6 * torch.eye(S).double().expand(1, 1, 1, S, S))
     assert float(together) < 0.3 * float(apart)
     assert support(F @ F.mT, torch.eye(S).double()[None, None, None]).shape == (1, 1, 1, S)
+
+
+@pytest.fixture
+def flushed():
+    """Numbers below the smallest normal one become 0."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush denormal numbers")
+    yield
+    torch.set_flush_denormal(False)
+
+
+def sleeping_key(reach, level=-708.9):
+    """A key with log P = `level` that wakes up when its score rises by up to `reach`; values 0 and 1."""
+    log_P = torch.tensor([0.0, level], dtype=torch.float64).reshape(1, 1, 1, 2).log_softmax(-1)
+    W = torch.tensor([0.0, reach], dtype=torch.float64).reshape(1, 1, 1, 2)
+    value = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    moves = value - (log_P.exp()[0, 0, 0] * value).sum()
+    step = softmax_step(log_P, W, torch.zeros_like(W), torch.diag_embed(W.square()), moves.abs().expand_as(W))
+    return log_P, W, value, moves, step
+
+
+@pytest.mark.parametrize("reach", [1.0, 600.0, 705.0, 708.0])
+@pytest.mark.parametrize("level", [-708.0, -708.9, -720.0, -744.0, -800.0])
+def test_a_key_that_underflowed_has_no_slope(flushed, reach, level):
+    """Its slope may be 1e303 and its P is 0 as computed: the product says nothing of the move."""
+    log_P, W, value, moves, s = sleeping_key(reach, level)
+    P = log_P.exp()
+    for share in torch.linspace(-1, 1, 201, dtype=torch.float64):
+        change = (W * share)[0, 0, 0]
+        truth = ((log_P[0, 0, 0] + change).softmax(-1) * value).sum() - (P[0, 0, 0] * value).sum()
+        linear = (P * s.slope)[0, 0, 0] @ (change * moves) + s.shift[0, 0, 0] @ moves
+        error = (s.error + s.scores)[0, 0, 0] @ moves.abs() + (s.common[0, 0, 0] @ moves).abs()
+        assert float((truth - linear).abs()) <= float(error) * (1 + 1e-9)

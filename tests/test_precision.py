@@ -89,3 +89,15 @@ def test_products_with_fewer_bits_are_refused(monkeypatch, run, coarsely, dtype)
         require_full_precision(CPU)
     with pytest.raises(PrecisionError):
         run()
+
+
+def test_numbers_that_are_flushed_to_zero_are_noticed(run):
+    """Rounding is bounded for arithmetic that underflows gradually."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush denormal numbers")
+    try:
+        with pytest.raises(PrecisionError, match="flushes numbers below the smallest normal one to 0"):
+            run()
+    finally:
+        torch.set_flush_denormal(False)
+    assert run().status == "verified"

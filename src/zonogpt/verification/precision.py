@@ -62,10 +62,17 @@ def require_full_precision(device: torch.device) -> None:
 
     Products of 1 + eps with 1, and sums of eps onto 1, must be exact: with fewer bits they would not be. So must they
     beside numbers that are larger by many orders of magnitude and meet zeros: products that are emulated by integers
-    cut a row at the same place for all its entries, wherever the largest of them is.
+    cut a row at the same place for all its entries, wherever the largest of them is. Numbers below the smallest normal
+    one must not become 0.
     """
     for dtype in (torch.float32, torch.float64):
         eps = torch.finfo(dtype).eps
+        small = torch.full((1 << 16,), torch.finfo(dtype).tiny, dtype=dtype, device=device)  # for every thread some
+        if not bool((small / 2 > 0).all()):
+            raise PrecisionError(
+                f"{device} flushes numbers below the smallest normal one to 0 in this process. Switch that off:"
+                " torch.set_flush_denormal(False); libraries built with -ffast-math switch it on"
+            )
         ones = torch.ones(64, 64, dtype=dtype, device=device)
         more = (1 + eps) * torch.eye(64, dtype=dtype, device=device)
         sums = torch.zeros_like(ones)

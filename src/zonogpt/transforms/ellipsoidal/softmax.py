@@ -29,7 +29,8 @@ class SoftmaxStep:
 
     for every v, with |xi|, |xi_j| <= 1, where delta is the part of the centred score change that is linear in the
     domain's symbols. Also |p_j - P_j| <= total_j and |p_j - P_j - P_j delta_j| <= residual_j. In rows that are not
-    `sloped`, slope, shift, common and scores are 0: the row's range leaves a smaller error.
+    `sloped`, and of keys whose P is no normal number, slope, shift, common and scores are 0: the range leaves a smaller
+    error.
     """
 
     sloped: Tensor  # (B, H, I) booleans
@@ -55,8 +56,10 @@ def softmax_step(
     and common the contract holds with what was computed, so that the error is that of the normalised row.
     """
     keys, hidden = log_P.shape[-1], masked(log_P)
-    # A visible key whose P underflowed to 0 would hide what e^W makes of it.
-    P = log_P.exp().clamp(min=torch.finfo(log_P.dtype).tiny)
+    # A visible key whose P underflowed to 0 would hide what e^W makes of it. Nor can it have a slope: that is up to
+    # e^W / W, and multiplies P as it was computed.
+    tiny = torch.finfo(log_P.dtype).tiny
+    P, underflowed = log_P.exp().clamp(min=tiny), log_P.exp() < tiny
     above = P * (1 + 2 * doubt[..., None])  # at least the normalised row
     mean_R = up((above * R_U).sum(-1, keepdim=True), keys)
     rest = (R_U + mean_R).masked_fill(hidden, 0.0)
@@ -71,7 +74,7 @@ def softmax_step(
     deviation = softmax_deviation(log_P, W) + doubt[..., None] * P
     range_ = torch.minimum((deviation * length).sum(-1), ((P + deviation) * length.square()).sum(-1).sqrt())
     sloped = ((error + scores + half_zeta * constant.abs()) * length).sum(-1) < range_
-    keep = sloped[..., None] & ~hidden  # NaN or inf: not sloped
+    keep = sloped[..., None] & ~hidden & ~underflowed  # NaN or inf: not sloped
     # p_j = (1 - zeta) P_j e^delta_j, and p_j - P_j - P_j delta_j = P_j ((1 - zeta) psi(delta_j) - zeta (1 + delta_j)).
     total = above * torch.maximum(torch.expm1(W), 2 * half_zeta * torch.exp(-W) - torch.expm1(-W))
     residual = above * (torch.maximum(psi(W), 2 * half_zeta * (1 + W)) + rest) + doubt[..., None] * P * (1 + W)
