@@ -17,7 +17,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 __all__ = ["INK", "METHOD_COLOURS", "METHOD_MARKERS", "PAPER", "STYLE", "count_table", "log_ticks", "method_colour",
-           "method_marker", "norm_name", "plt", "radius_label", "save", "short"]  # fmt: skip
+           "method_marker", "norm_name", "note", "plt", "radius_label", "save", "short"]  # fmt: skip
 
 INK, PAPER = "#22303c", "#fbfaf7"
 STYLE = {
@@ -36,7 +36,7 @@ STYLE = {
     "savefig.facecolor": PAPER,
 }
 
-# Chosen by search: any two differ by at least 18 (CIE 1976) with normal, red-blind, green-blind and blue-blind eyes,
+# Chosen by search: any two differ by at least 20 (CIE 1976) with normal, red-blind, green-blind and blue-blind eyes,
 # and each has a contrast of at least 3 to the paper. Markers say the same once more.
 METHOD_COLOURS = {
     "E": "#5b2a86",
@@ -98,7 +98,14 @@ def log_ticks(axis: Any, low: float, high: float) -> None:
     axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
 
 
-def count_table(ax: Any, names: Sequence[str], columns: Sequence[str], counts: Sequence[Sequence[int]], of: int) -> None:
+def note(ax: Any, text: str, at: tuple[float, float], offset: tuple[float, float], **look: Any) -> None:
+    """Text beside a point, at a distance in points."""
+    ax.annotate(text, at, offset, "data", "offset points", **look)
+
+
+def count_table(
+    ax: Any, names: Sequence[str], columns: Sequence[str], counts: Sequence[Sequence[int]], of: int
+) -> None:
     """Counts as numbers, the first row on top: unlike lines, equal counts never hide each other. More is darker."""
     for y, (name, row) in enumerate(zip(names, counts, strict=True)):
         for x, count in enumerate(row):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from zonogpt.support.plotting import INK, STYLE, method_colour, plt, save
+from zonogpt.support.plotting import INK, STYLE, method_colour, note, plt, save
 from zonogpt_apps.demo.worked_example import RADIUS, FirstToken, deepz_projections, fused_projections, intervals
 
 PRINTED = {"paper, fused": "A", "paper, DeepZ": "deepz"}  # the method that the paper's numbers are of
@@ -54,7 +54,7 @@ def _intervals(ax: Any) -> None:
     for y, (name, (low, high)) in enumerate(found.items()):
         colour = INK if name == "sampled" else method_colour(PRINTED.get(name, name))
         ax.barh(y, high - low, 0.6, left=low, color="none" if name in PRINTED else colour, edgecolor=colour, lw=1.2)
-        ax.annotate(f"{low:.2f} to {high:.2f}", (high, y), (5, 0), "data", "offset points", va="center", fontsize=8.5)
+        note(ax, f"{low:.2f} to {high:.2f}", (high, y), (5, 0), va="center", fontsize=8.5)
     ax.axvline(0, color=INK, lw=1, ls=":", zorder=0)
     ax.set_yticks(range(len(found)), list(found))
     ax.set(ylim=(len(found) - 0.4, -0.6), xlabel="bounds of $[A]_{11}$; right of the dotted line: proved positive")

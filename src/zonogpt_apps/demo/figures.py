@@ -14,6 +14,7 @@ from zonogpt.support.plotting import (
     log_ticks,
     method_colour,
     method_marker,
+    note,
     plt,
     radius_label,
     save,
@@ -80,13 +81,12 @@ def _losses(ax: Any, study: Study) -> None:
         points = [(radius, loss) for radius, loss in points if math.isfinite(loss)]
         ax.plot(*zip(*points, strict=True), "-", marker=method_marker(method), color=method_colour(method), lw=1.8,
                 label=method)  # fmt: skip
-        ax.annotate(method, points[-1], (7, -5), "data", "offset points", va="center", weight="bold",
-                    color=method_colour(method))  # fmt: skip
+        note(ax, method, points[-1], (7, -5), va="center", weight="bold", color=method_colour(method))
     losses = [y for line in ax.lines for y in line.get_ydata()]
     log_ticks(ax.xaxis, RADII[0] / 1.3, RADII[-1] * 1.9)
     log_ticks(ax.yaxis, min(losses) / 1.5, max([*losses, clean]) * 2)
     ax.axhline(clean, color=INK, lw=1, ls=":")
-    ax.annotate(f"clean margin {clean:.3g}", (ax.get_xlim()[1], clean), (0, 4), "data", "offset points", ha="right", fontsize=8.5)
+    note(ax, f"clean margin {clean:.3g}", (ax.get_xlim()[1], clean), (0, 4), ha="right", fontsize=8.5)
     ax.set(xlabel=radius_label("inf"), ylabel="logits, median over digits", title="Margin lost to the bounds")
     ax.grid(color=INK, alpha=0.08)
 
@@ -100,8 +100,8 @@ def _ledger(ax: Any, study: Study) -> None:
         name = _step_name(entry)
         taken[name] = taken.get(name, 0.0) + entry.width / len(ledgers)
     ax.barh(list(taken), list(taken.values()), color=method_colour("E"), height=0.7)
-    for name, width in taken.items():
-        ax.annotate(short(width), (width, name), (3, 0), "data", "offset points", va="center", fontsize=9)
+    for y, width in enumerate(taken.values()):
+        note(ax, short(width), (width, y), (3, 0), va="center", fontsize=9)
     ax.set(ylim=(len(taken) - 0.4, -0.6), xlim=(0, 1.3 * max(taken.values())), xlabel="logits, mean over digits")
     ax.set_title(f"Where E loses it, at radius {short(LEDGER_RADIUS)}", loc="right")
     ax.tick_params(axis="y", length=0)

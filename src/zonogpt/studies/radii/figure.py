@@ -16,6 +16,7 @@ from zonogpt.support.plotting import (
     log_ticks,
     method_colour,
     norm_name,
+    note,
     plt,
     radius_label,
     save,
@@ -39,7 +40,8 @@ def comparison_figure(
     """A row per method, so that none hides another: proved counts, every input's radius, time and memory."""
     shown = sorted(lines, key=lambda line: (line.method != ATTACK, -(line.radius or 0.0)))
     widths = [0.3 * len(grid) + 0.3, 3.6, 1.3, 1.3]
-    figure, axes = plt.subplots(1, 4, figsize=(10.4, 1.5 + 0.36 * len(shown)), layout="constrained", width_ratios=widths)
+    size = (10.4, 1.5 + 0.36 * len(shown))
+    figure, axes = plt.subplots(1, 4, figsize=size, layout="constrained", width_ratios=widths)
     counts, radii, seconds, memory = axes
     _counts(counts, shown, grid, norm)
     _radii(radii, shown, rows, norm)
@@ -93,7 +95,8 @@ def _bars(ax: Any, shown: Sequence[MethodLine], values: Sequence[float | None], 
     most = max((value for value in values if value), default=1.0)
     for y, (line, value) in enumerate(zip(shown, values, strict=True)):
         ax.barh(y, value or 0.0, 0.6, color=method_colour(line.method))
-        ax.annotate("–" if value is None else form.format(value), (value or 0.0, y), (3, 0), "data", "offset points", va="center", fontsize=9)
+        said = "–" if value is None else form.format(value)
+        note(ax, said, (value or 0.0, y), (3, 0), va="center", fontsize=9)
     ax.set(xlim=(0, 1.45 * most), xticks=[], yticks=[], title=title)
     ax.spines[["bottom"]].set_visible(False)
 

@@ -29,14 +29,14 @@ DARK = {
     PAPER: "#1c232a",
     str(STYLE["axes.edgecolor"]): "#6b7883",
     "#5b2a86": "#c9a2ee",  # E
-    "#0c572f": "#35b06b",  # A
-    "#0541cf": "#5283d4",  # F
-    "#7a530e": "#f59b1d",  # D
-    "#d57469": "#ec4a3c",  # M
-    "#569ca4": "#2fe0bb",  # crown
-    "#958d04": "#f7d488",  # deepz
-    "#ec3bd5": "#f758f2",  # covenn
-    "#575e66": "#7c8389",  # ibp
+    "#0c572f": "#32a964",  # A
+    "#0541cf": "#4b72a1",  # F
+    "#7a530e": "#fd9a06",  # D
+    "#d57469": "#e42d20",  # M
+    "#569ca4": "#29e3b7",  # crown
+    "#958d04": "#fac66f",  # deepz
+    "#ec3bd5": "#f925fb",  # covenn
+    "#575e66": "#696e73",  # ibp
     "#111111": "#ffffff",  # attack
     "#7a8b99": "#a3b0ba",  # methods that have no colour of their own
     "#e8e0f0": "#332b45",
@@ -55,11 +55,12 @@ def rules() -> str:
     """As the system says, unless the reader has chosen."""
     pictures = {variable(light): (light, dark) for light, dark in DARK.items()}
     both = {f"--{name}": pair for name, pair in PAGE.items()} | pictures
-    light, dark = ("".join(f" {name}: {pair[k]};" for name, pair in both.items()) for k in (0, 1))
+    light, dark = (f"color-scheme: {name};" + "".join(f" {key}: {pair[k]};" for key, pair in both.items())
+                   for k, name in enumerate(("light", "dark")))  # fmt: skip
     return "\n".join(
         (
-            f":root {{ color-scheme: light;{light} }}",
-            f':root[data-theme="dark"] {{ color-scheme: dark;{dark} }}',
-            f'@media (prefers-color-scheme: dark) {{ :root:not([data-theme="light"]) {{ color-scheme: dark;{dark} }} }}',
+            f":root {{ {light} }}",
+            f':root[data-theme="dark"] {{ {dark} }}',
+            f'@media (prefers-color-scheme: dark) {{ :root:not([data-theme="light"]) {{ {dark} }} }}',
         )
     )

@@ -12,7 +12,7 @@ from zonogpt_apps.bench.grid import SIZES, TASKS, ModelId
 from zonogpt_apps.bench.report import words
 from zonogpt_apps.bench.report.colours import LEVELS
 from zonogpt_apps.bench.report.summary import Summary
-from zonogpt_apps.bench.report.tables import OURS, BlockShares, CertifiedRadius, RadiusLine, groups
+from zonogpt_apps.bench.report.tables import CertifiedRadius, RadiusLine, groups
 
 WIDTH = 5.4  # inches
 # The salt makes the names inside an SVG the same in every build.

@@ -113,7 +113,8 @@ def _number(text: str) -> str:
 def _hard(hard: Hard, shown: Input) -> str:
     row = hard.row
     picture = f'<img class="digit" alt="the input" src="{shown.picture}">' if shown.picture else ""
-    proved = f"proved up to radius {_number(words.radius(hard.largest))}" if hard.largest else "not proved at any radius"
+    largest = _number(words.radius(hard.largest))
+    proved = f"proved up to radius {largest}" if hard.largest else "not proved at any radius"
     text = "".join(
         f"<mark>{escape(piece.text)}</mark>" if piece.moved else escape(piece.text)
         for piece in pieces(shown, row.positions)

@@ -113,7 +113,13 @@ def _ours_total(ours: Ours) -> tuple[Value, ...]:
     theirs, faster = (ours.speed.paper, ours.speed.ratio) if ours.speed and ours.all_whole else (None, None)
     task = "" if ours.task is None else f" of {words.TASK_NAMES[ours.task]}"
     compared = *_theirs(theirs), Value(words.ratio(faster))
-    return (Value(f"All {ours.models}{task}"), *_proved(ours.count), *compared, *_not_proved(ours.count), *[Value("")] * 3)
+    return (
+        Value(f"All {ours.models}{task}"),
+        *_proved(ours.count),
+        *compared,
+        *_not_proved(ours.count),
+        *[Value("")] * 3,
+    )
 
 
 def methods(summary: Summary) -> Sheet:
