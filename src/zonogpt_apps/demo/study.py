@@ -50,8 +50,10 @@ class Study:
 
     def median_loss(self, method: str, radius: float) -> float:
         """Median over all digits of what the bounds take from the margin; inf where a digit was given up."""
-        found = [self.results.get((method, radius, digit)) for digit in range(len(self.labels))]
-        losses = [clean - float(r.margins.min()) if r else math.inf for r, clean in zip(found, self.clean, strict=True)]
+        losses = []
+        for digit, clean in enumerate(self.clean):
+            result = self.results.get((method, radius, digit))
+            losses.append(math.inf if result is None else clean - float(result.margins.min()))
         return float(torch.tensor(losses).median())
 
     def seconds(self, method: str) -> float:
