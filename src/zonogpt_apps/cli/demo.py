@@ -40,7 +40,7 @@ def show_study(file: Path, quiet: bool) -> None:
         "method",
         *(f"radius {radius:g}" for radius in study.RADII),
         "s / run",
-        title=f"Digits proved, of {n}: no change of any pixel within the radius (l∞) alters the answer",
+        title=f"Digits proved, of {n}: no change of any pixel within the radius alters the answer",
         title_justify="left",
     )
     for method in study.METHODS:
