@@ -28,7 +28,7 @@ ALLOWED = {
     "studies": {"_version", "errors", "support", "model", "spec", "datasets", "methods", "search", "verification"},
     "zonogpt_apps.bench": {"_version", "errors", "support", "model", "spec", "datasets", "search", "verification",
                            "studies", "methods"},
-    "zonogpt_apps.demo": {"support", "model", "spec", "domains", "transforms", "methods", "verification"},
+    "zonogpt_apps.demo": {"support", "model", "spec", "domains", "transforms", "methods", "verification", "studies"},
     "cli": {"_version", "errors", "support", "model", "spec", "datasets", "methods", "verification", "studies",
             "zonogpt_check"},
     "zonogpt_apps.cli": {"methods", "studies", "cli", "zonogpt_apps.bench", "zonogpt_apps.demo"},

@@ -56,18 +56,18 @@ def lasting(rows):
 
 
 @pytest.mark.parametrize("norm", [float("inf"), 2.0, 1.0])
-def test_certified_at_most_attacked_at_most_clean(norm):
+def test_certified_at_most_survived_at_most_clean(norm):
     found = zonogpt.certify(MODEL, Memory(10), RADII, norm=norm)
     assert len(found.rows) == 40
     table = found.table
     for line in table:
-        assert line.certified <= line.attacked <= line.clean == 8
-        assert line.certified + line.unknown == line.attacked
+        assert line.certified <= line.survived <= line.clean == 8
+        assert line.certified + line.unknown == line.survived
     for smaller, larger in itertools.pairwise(table):
         assert smaller.certified >= larger.certified
-        assert smaller.attacked >= larger.attacked
+        assert smaller.survived >= larger.survived
     assert table[0].certified > table[-1].certified
-    assert table[0].attacked > table[-1].attacked
+    assert table[0].survived > table[-1].survived
     for row in found.rows:
         assert row.correct == (row.label == row.predicted) == (row.status != "misclassified")
 
@@ -95,7 +95,7 @@ def test_rows_are_what_verify_and_attack_say():
 def test_without_labels_and_without_attack():
     found = zonogpt.certify(MODEL, Memory(5, labelled=False), (1e-3,), attack=False, method="A")
     (line,) = found.table
-    assert (line.clean, line.attacked, line.examples, line.certified) == (None, None, 5, 5)
+    assert (line.clean, line.survived, line.examples, line.certified) == (None, None, 5, 5)
     assert all(row.broken is None and row.correct and row.label is None for row in found.rows)
 
 
@@ -113,7 +113,7 @@ def test_table_takes_a_break_to_larger_radii_and_refuses_one_below_a_proof():
     found = zonogpt.certify(MODEL, Memory(1), (1e-3, 1.0))
     small, large = found.rows
     missed = [dataclasses.replace(small, status="unknown", broken=True), dataclasses.replace(large, broken=False)]
-    assert [line.attacked for line in tabulate(missed, found.radii)] == [0, 0]
+    assert [line.survived for line in tabulate(missed, found.radii)] == [0, 0]
     with pytest.raises(UnsoundError):
         tabulate([missed[0], dataclasses.replace(missed[1], status="verified")], found.radii)
 
@@ -242,7 +242,7 @@ def test_two_runs_at_once_are_refused(tmp_path):
 def test_csv():
     table = zonogpt.certify(MODEL, Memory(2, labelled=False), (1e-3, 1e-2), attack=False).table
     header, *lines = as_csv(table).splitlines()
-    assert header == "radius,examples,clean,certified,attacked,unknown,seconds,guarantee,arithmetic"
+    assert header == "radius,examples,clean,certified,survived,unknown,seconds,guarantee,arithmetic"
     assert lines[0].startswith("0.001,2,,2,,0,")
 
 
@@ -258,7 +258,10 @@ def test_the_command(mnist, tmp_path):
     assert run.stderr == ""  # no bar in a pipe
     first, *rest = run.stdout.splitlines()
     # planted: nothing survives 0.3
-    assert first == "certified 0 of 3 at radius 0.3 (clean 3, attacked 0; rounding bounded, real arithmetic)"
+    assert first == (
+        "certified 3 of 3 at radius 0.001, 0 of 3 at radius 0.3 (clean 3; survived the attack 3, 0; rounding bounded,"
+        " real arithmetic)"
+    )
     assert any("0.001" in line and "certified" not in line for line in rest)
     assert {file.name for file in (tmp_path / "run").iterdir()} == OUTPUTS
     with Image.open(tmp_path / "run" / "certified.png") as picture:

@@ -253,7 +253,13 @@ def test_digit_demo_draws_a_picture(tmp_path, monkeypatch):
     found = study.run_study(lambda what, total: None)
     assert found.proved("A", 1e-4) == 2
     assert found.proved("M", 1e-3) == 0
-    assert found.largest_radius("A", 0) >= 3e-4
+    for digit, radius in enumerate(found.largest):  # the last step of the ladder that is proved
+        above = next(step for step in study.LADDER.steps if step > radius)
+        model = zonogpt.load("zoo:digits")
+        for tried, status in ((radius, "verified"), (above, "unknown")):
+            spec = zonogpt.image_ball(model, images[digit], tried, int(labels[digit]))
+            assert zonogpt.verify(model, spec, hint=False).status == status
+    assert found.clean[0] == pytest.approx(9.9086, abs=1e-3)
     demo.show_study(tmp_path / "two.png", quiet=True)
     with Image.open(tmp_path / "two.png") as picture:
         assert picture.size[0] > 1000
@@ -297,6 +303,7 @@ demo.show_study(Path("one.png"), quiet=False)
     assert code == 0, shown
     assert "digit 1 of 1" in shown
     assert "Digits proved, of 1" in out
+    assert "largest radius that E proves, searched to 2%: from 0.00409 to 0.00409" in out
 
 
 def test_json_follows_links_and_leaves_no_draft(folder, tmp_path):

@@ -213,7 +213,8 @@ def test_the_run_holds_one_copy_in_float64():
 def test_bad_options():
     images, text = wide_image_model(64, 4), zonogpt.load(language_model())
     for model, options in (
-        (images, {"tokens": 3}), (text, {"tokens": 9}), (text, {"tokens": 0}), (text, {"positions": [0]}), (text, {"tokens": 4, "positions": [4]}),
+        (images, {"tokens": 3}), (text, {"tokens": 9}), (text, {"tokens": 0}), (text, {"positions": [0]}),
+        (text, {"tokens": 4, "positions": [4]}),
         (text, {"dtype": "int8"}),
         (text, {"budget_bytes": 0}),
     ):  # fmt: skip

@@ -206,7 +206,7 @@ GRID = (1e-4, 1e-3, 1e-2, 1e-1)
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory):
     out = tmp_path_factory.mktemp("compared")
-    found = zonogpt.compare(MODEL, Images(3), METHODS, 1e-4, 2.0, GRID, tolerance=0.1, out=out)
+    found = zonogpt.compare(MODEL, Images(3), METHODS, 1e-4, 2.0, grid=GRID, tolerance=0.1, out=out)
     return found, out
 
 
@@ -229,14 +229,14 @@ def test_rows(comparison):
 def test_a_second_run_only_reads_and_may_add(comparison, monkeypatch):
     found, out = comparison
     before = (out / "rows.jsonl").read_bytes()
-    again = zonogpt.compare(MODEL, Images(3), METHODS, 1e-4, 2.0, GRID, tolerance=0.1, out=out)
+    again = zonogpt.compare(MODEL, Images(3), METHODS, 1e-4, 2.0, grid=GRID, tolerance=0.1, out=out)
     assert again.rows == found.rows
     assert (out / "rows.jsonl").read_bytes() == before
-    more = zonogpt.compare(MODEL, Images(3), ("M",), 1e-4, 2.0, GRID, tolerance=0.1, count=1, out=out)
+    more = zonogpt.compare(MODEL, Images(3), ("M",), 1e-4, 2.0, grid=GRID, tolerance=0.1, count=1, out=out)
     assert [row.method for row in more.rows] == ["M"]
     assert (out / "rows.jsonl").read_bytes().startswith(before)
     with pytest.raises(OptionError, match="tolerance was"):
-        zonogpt.compare(MODEL, Images(3), METHODS, 1e-4, 2.0, GRID, tolerance=0.2, out=out)
+        zonogpt.compare(MODEL, Images(3), METHODS, 1e-4, 2.0, grid=GRID, tolerance=0.2, out=out)
 
 
 def test_counts_at_the_grid_are_exact(comparison):
@@ -279,11 +279,13 @@ def test_texts_are_taken_token_by_token():
         def read(self, index):
             return [3, 5, 1, 12]
 
-    found = zonogpt.compare(TEXT, Text(), ("E", "attack"), 1e-4, 8.0, tolerance=0.3, positions="all")
-    assert [row.position for row in found.rows] == [0, 0, 1, 1, 2, 2, 3, 3]
+    found = zonogpt.compare(TEXT, Text(), ("E", "attack"), 1e-4, 8.0, tolerance=0.3, positions="all", each=True)
+    assert [row.positions for row in found.rows] == [[k] for k in (0, 0, 1, 1, 2, 2, 3, 3)]
+    together = zonogpt.compare(TEXT, Text(), ("E",), 1e-4, 8.0, tolerance=0.3, positions="1,3")
+    assert [row.positions for row in together.rows] == [[1, 3]]
     for line in by_input(found.rows, "E"):
         assert 0 < line.certified < line.attacked
-        spec = zonogpt.embedding_ball(TEXT, [3, 5, 1, 12], [line.position], line.certified)
+        spec = zonogpt.embedding_ball(TEXT, [3, 5, 1, 12], line.positions, line.certified)
         assert zonogpt.verify(TEXT, spec).status == "verified"
 
 
@@ -352,7 +354,7 @@ def test_radius_of_one_image_and_of_a_text(tmp_path):
     run = zono("radius", DIGITS, "--image", "digit.png", "--tolerance", "0.3", "--json", "all.json", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith("certified 0.00")
-    assert ", broken 0.0" in run.stdout
+    assert ", broken at 0.0" in run.stdout
     whole = json.loads((tmp_path / "all.json").read_text())
     assert set(whole) == {"settings", "table", "rows"}
     text_classifier(3, config(pad_token_id=0)).save_pretrained(tmp_path / "model")

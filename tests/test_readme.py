@@ -20,8 +20,8 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from program import zono
-from zonogpt.cli.app import app
 from zonogpt.cli.answers.verdict import EXIT
+from zonogpt.cli.app import app
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

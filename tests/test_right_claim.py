@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 import exact
 import zonogpt
 from builders import config, image_model
-from zonogpt.cli.app import app
 from zonogpt.cli.answers.telling import describe
+from zonogpt.cli.app import app
 from zonogpt.errors import OptionError, SpecError
 from zonogpt.methods import METHODS
 from zonogpt.model.sensitivity import Shaken

@@ -24,9 +24,9 @@ from zonogpt.datasets import idx, pictures
 from zonogpt.datasets.idx import read_idx
 from zonogpt.datasets.pictures import read_image
 from zonogpt.datasets.texts import TextLines
-from zonogpt.model.tokenizer import Tokenizer
 from zonogpt.errors import ModelError, OptionError, SpecError
 from zonogpt.model.checkpoint import INDEX, WEIGHTS
+from zonogpt.model.tokenizer import Tokenizer
 from zonogpt.studies.rows.store import parse
 from zonogpt.support import files
 from zonogpt_apps.bench.instances import Benchmark

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from zonogpt.errors import SpecError
 from zonogpt.model.ir import Model, as_ids, as_image, token_embedding
-from zonogpt.model.tokenizer import Text
 from zonogpt.spec.answer import Asked, Label, Rows, answer_claim
 from zonogpt.spec.claims import Claim, linear_claim
 from zonogpt.spec.embed import patch_map, token_map

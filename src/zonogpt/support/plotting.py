@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-__all__ = ["INK", "METHOD_COLOURS", "PAPER", "STYLE", "method_colour", "plt", "save"]
+__all__ = ["INK", "METHOD_COLOURS", "METHOD_MARKERS", "PAPER", "STYLE", "count_table", "log_ticks", "method_colour",
+           "method_marker", "norm_name", "note", "plt", "radius_label", "save", "short"]  # fmt: skip
 
 INK, PAPER = "#22303c", "#fbfaf7"
 STYLE = {
@@ -24,6 +27,8 @@ STYLE = {
     "axes.spines.right": False,
     "text.color": INK,
     "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
     "axes.titleweight": "bold",
     "axes.titlesize": 11,
     "figure.facecolor": PAPER,
@@ -31,28 +36,94 @@ STYLE = {
     "savefig.facecolor": PAPER,
 }
 
+# Chosen by search: any two differ by at least 20 (CIE 1976) with normal, red-blind, green-blind and blue-blind eyes,
+# and each has a contrast of at least 3 to the paper. Markers say the same once more.
 METHOD_COLOURS = {
     "E": "#5b2a86",
-    "A": "#0b6e4f",
-    "F": "#3d8bd4",
-    "D": "#e08e0b",
-    "M": "#c0392b",
-    "crown": "#1f9aa8",
-    "deepz": "#8a6d3b",
-    "covenn": "#d67fb0",
-    "ibp": "#9aa5ad",
+    "A": "#0c572f",
+    "F": "#0541cf",
+    "D": "#7a530e",
+    "M": "#d57469",
+    "crown": "#569ca4",
+    "deepz": "#958d04",
+    "covenn": "#ec3bd5",
+    "ibp": "#575e66",
     "attack": "#111111",
 }
+METHOD_MARKERS = {
+    "E": "o", "A": "s", "F": "^", "D": "D", "M": "v", "crown": "P", "deepz": "X", "covenn": "p", "ibp": "d",
+    "attack": "*",
+}  # fmt: skip
 
 
 def method_colour(method: str) -> str:
-    """Grey for those that have none of their own."""
-    return METHOD_COLOURS.get(method, "#7a8b99")
+    """A literal variant has the colour of its method; grey for those that have none."""
+    return METHOD_COLOURS.get(method.removesuffix("-literal"), "#7a8b99")
+
+
+def method_marker(method: str) -> str:
+    return METHOD_MARKERS.get(method.removesuffix("-literal"), "h")
+
+
+def norm_name(norm: str) -> str:
+    """l∞ for the norm that settings call inf, or for l_inf inside a title."""
+    return f"l{norm}".replace("inf", "∞") if norm in ("inf", "2", "1") else norm.replace("l_inf", "l∞")
+
+
+def radius_label(norm: str) -> str:
+    """Of an axis; the norm is left out where it is not known."""
+    return f"radius ({norm_name(norm)})" if norm else "radius"
+
+
+def short(number: float) -> str:
+    """Three digits at most, and 1e-4 below a tenth: as people write radii."""
+    if number == 0 or 0.1 <= abs(number) < 1e4:
+        return f"{number:.3g}"
+    mantissa, _, exponent = f"{number:.2e}".partition("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def log_ticks(axis: Any, low: float, high: float) -> None:
+    """A logarithmic axis from low to high with at least two numbers on it, and small ticks between."""
+    axis.axes.set(**{f"{axis.axis_name}scale": "log", f"{axis.axis_name}lim": (low, high)})
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
+        ticks = [step * 10.0**decade for decade in decades for step in steps]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        if len(ticks) >= 3:
+            break
+    axis.set_ticks(ticks, [short(tick) for tick in ticks])
+    minor = [step * 10.0**decade for decade in decades for step in range(2, 10)]
+    axis.set_ticks([tick for tick in minor if low <= tick <= high], minor=True)
+    axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+
+
+def note(ax: Any, text: str, at: tuple[float, float], offset: tuple[float, float], **look: Any) -> None:
+    """Text beside a point, at a distance in points."""
+    ax.annotate(text, at, offset, "data", "offset points", **look)
+
+
+def count_table(
+    ax: Any, names: Sequence[str], columns: Sequence[str], counts: Sequence[Sequence[int]], of: int
+) -> None:
+    """Counts as numbers, the first row on top: unlike lines, equal counts never hide each other. More is darker."""
+    for y, (name, row) in enumerate(zip(names, counts, strict=True)):
+        for x, count in enumerate(row):
+            part = count / of if of else 0.0
+            box = plt.Rectangle((x - 0.46, y - 0.42), 0.92, 0.84, color=method_colour(name), alpha=0.28 * part, lw=0)
+            ax.add_patch(box)
+            ax.annotate(str(count), (x, y), ha="center", va="center", color=INK, alpha=1.0 if count else 0.55,
+                        weight="bold" if count == of else "normal")  # fmt: skip
+    ax.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(names) - 0.5, -0.5))
+    ax.set_xticks(range(len(columns)), columns)
+    ax.set_yticks(range(len(names)), names)
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
 
 
 def save(figure: Any, file: Path) -> None:
     """Writes the figure in the format that the file's name says, whole or not at all, and closes it."""
     content = io.BytesIO()
-    figure.savefig(content, format=file.suffix.removeprefix(".").lower(), dpi=130)
+    figure.savefig(content, format=file.suffix.removeprefix(".").lower(), dpi=160)
     plt.close(figure)
     write_whole(file, content.getvalue())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -45,13 +46,25 @@ def show_study(file: Path, quiet: bool) -> None:
     for method in study.METHODS:
         counts = [str(found.proved(method, radius)) for radius in study.RADII]
         table.add_row(method, *counts, f"{found.seconds(method):.2f}")
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(said_of_radii(found.largest), soft_wrap=True)
     draw_study(found, file)
+
+
+def said_of_radii(radii: Sequence[float]) -> str:
+    """What the search between the table's radii came to."""
+    from zonogpt_apps.demo import study
+
+    able = [radius for radius in radii if radius > 0]
+    most = f"; {len(radii) - len(able)} digits have none" if len(able) < len(radii) else ""
+    between = f"from {min(able):g} to {max(able):g}" if able else "none"
+    return f"largest radius that {study.SEARCHED} proves, searched to {study.TOLERANCE:.0%}: {between}{most}"
 
 
 def show_example(file: Path, quiet: bool) -> None:
     from zonogpt_apps.demo import worked_example
-    from zonogpt_apps.demo.figures import draw_example
+    from zonogpt_apps.demo.example_figure import draw_example
 
     table = Table(
         "",

@@ -62,7 +62,7 @@ def write(found: Certification, net: Model, name: str, files: Files) -> bool:
         title = (
             f"{Path(name).name}: accuracy under {BALLS[found.settings.norm]} changes, method {found.settings.method}"
         )
-        done.append(attempt(draw_accuracy, found.table, title, out / "certified.png"))
+        done.append(attempt(draw_accuracy, found.table, title, out / "certified.png", found.settings.norm))
     if files.json is not None:
         done.append(attempt(write_json, files.json, study_json(net, found.settings, found.table, found.rows)))
     return all(done)

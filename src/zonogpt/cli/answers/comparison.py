@@ -65,7 +65,9 @@ def write(found: Comparison, lines: Sequence[MethodLine], net: Model, name: str,
 
         done.append(attempt(write_whole, out / "table.csv", as_csv(lines, grid)))
         title = f"{Path(name).name}: {lines[0].inputs} inputs, {BALLS[found.settings.norm]} ball"
-        done.append(attempt(draw_comparison, lines, found.rows, grid, title, out / "comparison.png"))
+        done.append(
+            attempt(draw_comparison, lines, found.rows, grid, title, out / "comparison.png", found.settings.norm)
+        )
     if files.json is not None:
         done.append(attempt(write_json, files.json, study_json(net, found.settings, lines, found.rows)))
     return all(done)

@@ -68,7 +68,7 @@ def write(found: Comparison, lines: Sequence[InputLine], net: Model, name: str, 
 
         done.append(attempt(write_whole, out / "table.csv", inputs_as_csv(lines)))
         title = f"{Path(name).name}, method {found.methods[0]}, {BALLS[found.settings.norm]} ball"
-        done.append(attempt(draw_inputs, lines, title, out / "radius.png"))
+        done.append(attempt(draw_inputs, lines, title, out / "radius.png", found.settings.norm))
     if files.json is not None:
         done.append(attempt(write_json, files.json, study_json(net, found.settings, lines, found.rows)))
     return all(done)

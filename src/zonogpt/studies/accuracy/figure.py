@@ -1,4 +1,4 @@
-"""The picture of a table: accuracies against the radius."""
+"""The picture of a table: what becomes of all examples at each radius."""
 
 from __future__ import annotations
 
@@ -7,40 +7,52 @@ from pathlib import Path
 from typing import Any
 
 from zonogpt.studies.accuracy.table import AccuracyLine
-from zonogpt.support.plotting import INK, STYLE, plt, save
+from zonogpt.support.plotting import INK, PAPER, STYLE, norm_name, plt, radius_label, save, short
 
-CERTIFIED, ATTACKED, CLEAN = "#0b6e4f", "#e08e0b", "#7a8b99"
+# From the bottom of a bar to its top; light and dark take turns, so that they differ without colour too.
+PROVED, UNKNOWN, BROKEN, WRONG = "#0c572f", "#d5d0c4", "#c8503f", "#4d5660"
 
 
-def draw_accuracy(lines: Sequence[AccuracyLine], title: str, file: Path) -> None:
-    """Clean, surviving and certified accuracy over the radii; the truth lies in the band between the last two."""
-    radii, n = [line.radius for line in lines], lines[0].examples
+def draw_accuracy(lines: Sequence[AccuracyLine], title: str, file: Path, norm: str = "") -> None:
     with plt.rc_context(STYLE):
-        figure, ax = plt.subplots(figsize=(7.6, 4.8), layout="constrained")
-        certified = [100 * line.certified / n for line in lines]
-        if lines[0].clean is not None:
-            clean = 100 * lines[0].clean / n
-            ax.axhline(clean, color=CLEAN, lw=1.5, ls="--", label=f"clean: {clean:.3g} %")
-        survived = [100 * line.survived / n for line in lines if line.survived is not None]
-        if len(survived) == len(lines):
-            ax.fill_between(radii, certified, survived, color=ATTACKED, alpha=0.13, lw=0, label="unknown")
-            ax.plot(radii, survived, "s-", color=ATTACKED, lw=2, label="survived the attack (no counterexample found)")
-        ax.plot(radii, certified, "o-", color=CERTIFIED, lw=2.4, label="certified (proved)")
-        for radius, line, y in zip(radii, lines, certified, strict=True):
-            ax.annotate(str(line.certified), (radius, y), (-4, -13), "data", "offset points", ha="right", fontsize=9,
-                        color=CERTIFIED)  # fmt: skip
-        _radius_axis(ax, radii)
-        ax.set(ylabel=f"accuracy on {n} examples, %", ylim=(-9, 104), yticks=range(0, 101, 20))
-        ax.grid(axis="y", color=INK, alpha=0.08)
-        ax.set_title(title, loc="left")
-        ax.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4, fontsize=9)
-        save(figure, file)
+        save(accuracy_figure(lines, title, norm), file)
 
 
-def _radius_axis(ax: Any, radii: list[float]) -> None:
-    """Logarithmic, with a tick at every radius that was tried and no other."""
-    ax.set_xscale("log")
-    ax.set_xticks(radii, [f"{radius:g}" for radius in radii], rotation=45 if len(radii) > 8 else 0)
-    ax.minorticks_off()
-    ax.set_xlim(radii[0] / 1.3, radii[-1] * 1.3)
-    ax.set_xlabel("radius")
+def accuracy_figure(lines: Sequence[AccuracyLine], title: str, norm: str) -> Any:
+    """A bar per radius, cut into what is proved, unknown, broken, and wrong without any change."""
+    n = lines[0].examples
+    figure, ax = plt.subplots(figsize=(max(6.4, 1.6 + 0.62 * len(lines)), 4.6), layout="constrained")
+    bottoms = [0] * len(lines)
+    for name, colour, counts in parts(lines):
+        shares = [100 * count / n for count in counts]
+        ax.bar(range(len(lines)), shares, 0.8, bottom=[100 * bottom / n for bottom in bottoms], color=colour,
+               edgecolor=PAPER, label=name)  # fmt: skip
+        for x, (count, bottom) in enumerate(zip(counts, bottoms, strict=True)):
+            if count >= 0.045 * n:  # a number has room
+                ax.text(x, 100 * (bottom + count / 2) / n, str(count), ha="center", va="center", fontsize=9,
+                        color=INK if colour == UNKNOWN else PAPER)  # fmt: skip
+        bottoms = [bottom + count for bottom, count in zip(bottoms, counts, strict=True)]
+    ax.set_xticks(range(len(lines)), [short(line.radius) for line in lines])
+    ax.set(xlabel=radius_label(norm), ylabel=f"of {n} examples, %", ylim=(0, 100), xlim=(-0.6, len(lines) - 0.4))
+    ax.set_title(norm_name(title), loc="left")
+    figure.legend(frameon=False, loc="outside lower center", ncols=2, fontsize=9)
+    return figure
+
+
+def parts(lines: Sequence[AccuracyLine]) -> list[tuple[str, str, list[int]]]:
+    """Name, colour and counts of what a bar is made of; what no radius has is left out."""
+    right = [line.examples if line.clean is None else line.clean for line in lines]
+    searched = all(line.survived is not None for line in lines)
+    survived = [most if line.survived is None else line.survived for line, most in zip(lines, right, strict=True)]
+    certified = [line.certified for line in lines]
+    found = [
+        ("certified (proved)", PROVED, certified),
+        ("unknown: survived the attack" if searched else "not proved", UNKNOWN, _less(survived, certified)),
+        ("broken by the attack", BROKEN, _less(right, survived)),
+        ("misclassified unchanged", WRONG, _less([line.examples for line in lines], right)),
+    ]
+    return [part for part in found if any(part[2])]
+
+
+def _less(all_: Sequence[int], part: Sequence[int]) -> list[int]:
+    return [a - b for a, b in zip(all_, part, strict=True)]

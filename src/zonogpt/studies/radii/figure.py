@@ -9,92 +9,143 @@ from typing import Any
 
 from zonogpt.studies.radii.rows import ATTACK, RadiusRow
 from zonogpt.studies.radii.table import InputLine, MethodLine
-from zonogpt.support.plotting import INK, STYLE, method_colour, plt, save
+from zonogpt.support.plotting import (
+    INK,
+    STYLE,
+    count_table,
+    log_ticks,
+    method_colour,
+    norm_name,
+    note,
+    plt,
+    radius_label,
+    save,
+    short,
+)
+
+PROVED = method_colour("E")  # whatever the method: two sides, two colours
 
 
 def draw_comparison(
-    lines: Sequence[MethodLine], rows: Sequence[RadiusRow], grid: Sequence[float], title: str, file: Path
-) -> None:
-    """Proved counts over the radius, every input's radius under every method, and precision against time."""
+    lines: Sequence[MethodLine], rows: Sequence[RadiusRow], grid: Sequence[float], title: str, file: Path,
+    norm: str = "",
+) -> None:  # fmt: skip
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, 3, figsize=(15.5, 5.2), layout="constrained", width_ratios=[1.05, 1.2, 1.05])
-        _counts(axes[0], lines, grid)
-        _radii(axes[1], lines, rows)
-        _costs(axes[2], lines)
-        figure.suptitle(title, weight="bold")
-        save(figure, file)
+        save(comparison_figure(lines, rows, grid, title, norm), file)
 
 
-def _counts(ax: Any, lines: Sequence[MethodLine], grid: Sequence[float]) -> None:
-    n = max(line.inputs for line in lines)
-    for line in lines:
-        attack = line.method == ATTACK
-        ax.plot(grid, line.counts, "s--" if attack else "o-", color=method_colour(line.method), lw=2,
-                label="not broken by the attack" if attack else line.method)  # fmt: skip
-    ax.set(xscale="log", xlabel="radius", ylabel=f"inputs, of {n}", title="Proved at each radius")
-    ax.set_ylim(-0.04 * n, 1.06 * n)
-    ax.yaxis.get_major_locator().set_params(integer=True)
-    ax.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4)
+def comparison_figure(
+    lines: Sequence[MethodLine], rows: Sequence[RadiusRow], grid: Sequence[float], title: str, norm: str
+) -> Any:
+    """A row per method, so that none hides another: proved counts, every input's radius, time and memory."""
+    shown = sorted(lines, key=lambda line: (line.method != ATTACK, -(line.radius or 0.0)))
+    widths = [0.3 * len(grid) + 0.3, 3.6, 1.3, 1.3]
+    size = (10.4, 1.5 + 0.36 * len(shown))
+    figure, axes = plt.subplots(1, 4, figsize=size, layout="constrained", width_ratios=widths)
+    counts, radii, seconds, memory = axes
+    _counts(counts, shown, grid, norm)
+    _radii(radii, shown, rows, norm)
+    _bars(seconds, shown, [line.seconds_per_run for line in shown], "{:,.2f}", "Seconds\nper run")
+    peaks = [line.peak_bytes / 2**20 if line.peak_bytes else None for line in shown]
+    _bars(memory, shown, peaks, "{:,.0f}", "Peak memory,\nMiB")
+    for ax in axes:
+        ax.set_ylim(len(shown) - 0.5, -0.5)
+        if shown[0].method == ATTACK:
+            ax.axhline(0.5, color=INK, lw=0.8, alpha=0.4)  # above: broken; below: proved
+    figure.suptitle(norm_name(title), weight="bold")
+    return figure
 
 
-def _radii(ax: Any, lines: Sequence[MethodLine], rows: Sequence[RadiusRow]) -> None:
-    """A row of dots per method, the geometric mean as a bar; the attack's are the smallest broken radii."""
-    shown = sorted(lines, key=lambda line: (line.method == ATTACK, line.radius or 0.0))
+def _counts(ax: Any, shown: Sequence[MethodLine], grid: Sequence[float], norm: str) -> None:
+    names = [line.method for line in shown]
+    inputs = max(line.inputs for line in shown)
+    count_table(ax, names, [short(radius) for radius in grid], [line.counts for line in shown], inputs)
+    ax.set_title(f"Proved, of {inputs}\n" + ("(attack: survived)" if ATTACK in names else ""))
+    ax.set_xlabel(radius_label(norm))
+
+
+def _radii(ax: Any, shown: Sequence[MethodLine], rows: Sequence[RadiusRow], norm: str) -> None:
+    """A dot per input, a bar for the geometric mean, and its number at the right end."""
+    ends = [row.radius for row in rows if 0 < row.radius < math.inf] or [1e-3, 1e-2]
+    log_ticks(ax.xaxis, min(ends) / 1.5, max(ends) * 1.5)
     for y, line in enumerate(shown):
         colour = method_colour(line.method)
         radii = [row.radius for row in rows if row.method == line.method and 0 < row.radius < math.inf]
-        ax.scatter(radii, [y] * len(radii), s=22, color=colour, alpha=0.6, zorder=3, lw=0)
+        heights = [y + 0.2 * (k % 3 - 1) for k in range(len(radii))]  # equal radii lie side by side
+        ax.scatter(sorted(radii), heights, s=16, color=colour, alpha=0.7, zorder=3, lw=0)
         if line.radius is not None:
-            ax.plot([line.radius] * 2, [y - 0.32, y + 0.32], color=colour, lw=3)
-            ax.annotate(f"{line.radius:.2g}", (line.radius, y), (0, 9), "data", "offset points", ha="center",
-                        fontsize=8.5, color=colour)  # fmt: skip
-        else:
-            said = line.stopped or ("not broken" if line.method == ATTACK else "none proved")
-            ax.annotate(said, (0.5, y), xycoords=("axes fraction", "data"), ha="center", va="center", fontsize=9,
-                        color=colour)  # fmt: skip
-    ax.set_yticks(range(len(shown)), [line.method for line in shown])
-    ax.set(xscale="log", xlabel="radius", ylim=(-0.6, len(shown) - 0.3))
-    ax.set_title("Certified radius (attack: smallest broken)")
+            ax.plot([line.radius] * 2, [y - 0.4, y + 0.4], color=colour, lw=1.5, zorder=2)
+        ax.annotate(_said(line), (1.02, y), xycoords=("axes fraction", "data"), va="center", annotation_clip=False)
+    ax.set_yticks([])
+    ax.set_xlabel(radius_label(norm))
+    ax.set_title("Certified radius\n" + ("(attack: broken at)" if shown[0].method == ATTACK else ""))
+    ax.annotate("geometric\nmean", (1.02, 1), (0, 6), "axes fraction", "offset points", weight="bold", fontsize=11)
     ax.grid(axis="x", color=INK, alpha=0.08)
 
 
-def _costs(ax: Any, lines: Sequence[MethodLine]) -> None:
-    shown = [line for line in lines if line.radius and line.seconds_per_run and line.method != ATTACK]
-    # Names above and below in turn, from left to right: neighbours are often close.
-    for k, line in enumerate(sorted(shown, key=lambda line: line.seconds_per_run or 0.0)):
-        at = (line.seconds_per_run, line.radius)
-        size, colour = 30 + 25 * math.sqrt(line.peak_bytes / 2**20), method_colour(line.method)
-        away = 4 + math.sqrt(size) / 2
-        ax.scatter(*at, s=size, color=colour, alpha=0.55, lw=0)
-        ax.annotate(line.method, at, (0, away if k % 2 == 0 else -away), "data", "offset points", ha="center",
-                    va="bottom" if k % 2 == 0 else "top", fontsize=10, weight="bold", color=colour)  # fmt: skip
-    ax.set(xscale="log", yscale="log", xlabel="seconds per run", ylabel="certified radius, geometric mean")
-    ax.set_title("Precision against time (area: memory)")
-    ax.margins(0.18)
+def _said(line: MethodLine) -> str:
+    """The mean, and of how many where not all inputs have a radius."""
+    if line.radius is None:
+        return line.stopped or ("not broken" if line.method == ATTACK else "none proved")
+    return short(line.radius) + (f" ({line.found} of {line.inputs})" if line.found < line.inputs else "")
 
 
-def draw_inputs(lines: Sequence[InputLine], title: str, file: Path) -> None:
-    """Every input a line between what is proved and what is broken; the truth is somewhere on it."""
-    shown = sorted((line for line in lines if line.status != "misclassified"), key=lambda line: line.certified)
+def _bars(ax: Any, shown: Sequence[MethodLine], values: Sequence[float | None], form: str, title: str) -> None:
+    """Lengths from zero, with the number at the end; a dash where nothing was measured."""
+    most = max((value for value in values if value), default=1.0)
+    for y, (line, value) in enumerate(zip(shown, values, strict=True)):
+        ax.barh(y, value or 0.0, 0.6, color=method_colour(line.method))
+        said = "–" if value is None else form.format(value)
+        note(ax, said, (value or 0.0, y), (3, 0), va="center", fontsize=9)
+    ax.set(xlim=(0, 1.45 * most), xticks=[], yticks=[], title=title)
+    ax.spines[["bottom"]].set_visible(False)
+
+
+def draw_inputs(lines: Sequence[InputLine], title: str, file: Path, norm: str = "") -> None:
     with plt.rc_context(STYLE):
-        figure, ax = plt.subplots(figsize=(7.6, 1.6 + 0.26 * max(4, len(shown))), layout="constrained")
-        ends = [x for line in shown for x in (line.certified, line.attacked or 0.0) if 0 < x < math.inf]
-        left, right = min(ends, default=1e-3) / 1.6, max(ends, default=1e-2) * 1.3
-        for y, line in enumerate(shown):
-            start = line.certified or left
-            if line.attacked is not None and line.attacked < math.inf:
-                ax.plot([start, line.attacked], [y, y], color="#c9ced3", lw=3, solid_capstyle="butt", zorder=1)
-                ax.scatter([line.attacked], [y], s=34, marker="X", color=method_colour(ATTACK), zorder=3)
-            if line.certified:
-                ax.scatter([line.certified], [y], s=34, color=method_colour("E"), zorder=3)
-        ax.scatter([], [], s=34, color=method_colour("E"), label="largest proved")
-        ax.scatter([], [], s=34, marker="X", color=method_colour(ATTACK), label="smallest broken")
-        ax.set_yticks(range(len(shown)), [_name(line) for line in shown], fontsize=8.5)
-        ax.set(xscale="log", xlabel="radius", ylim=(-0.8, len(shown) - 0.2), xlim=(left, right))
-        ax.grid(axis="x", color=INK, alpha=0.08)
-        ax.set_title(title, loc="left")
-        figure.legend(frameon=False, loc="outside lower center", ncols=2)
-        save(figure, file)
+        save(inputs_figure(lines, title, norm), file)
+
+
+def inputs_figure(lines: Sequence[InputLine], title: str, norm: str) -> Any:
+    """Every input a line between what is proved and what is broken; the truth is somewhere on it.
+
+    Arrows leave the picture where a side has no end: nothing proved, or nothing broken.
+    """
+    shown = sorted((line for line in lines if line.status != "misclassified"), key=lambda line: line.certified)
+    figure, ax = plt.subplots(figsize=(7.6, 1.6 + 0.26 * max(4, len(shown))), layout="constrained")
+    ends = [x for line in shown for x in (line.certified, line.attacked or 0.0) if 0 < x < math.inf]
+    left, right = min(ends, default=1e-3) / 1.6, max(ends, default=1e-2) * 1.6
+    log_ticks(ax.xaxis, left, right)
+    for y, line in enumerate(shown):
+        broken = line.attacked is not None and line.attacked < math.inf
+        if line.attacked is not None:
+            ends = [line.certified or left, line.attacked if broken else right]
+            ax.plot(ends, [y, y], color="#c9ced3", lw=3, solid_capstyle="butt", zorder=1)
+    _side(ax, [(line.certified, y) for y, line in enumerate(shown)], 0.0, (left, "<"), PROVED, "o", "proved")
+    attacked = [(line.attacked, y) for y, line in enumerate(shown) if line.attacked is not None]
+    _side(ax, attacked, math.inf, (right, ">"), method_colour(ATTACK), "X", "broken")
+    ax.set_yticks(range(len(shown)), [_name(line) for line in shown], fontsize=8.5)
+    ax.set(xlabel=radius_label(norm), ylim=(-0.8, len(shown) - 0.2))
+    ax.grid(axis="x", color=INK, alpha=0.08)
+    wrong = len(lines) - len(shown)
+    ax.set_title(norm_name(title) + (f"\n({wrong} misclassified, left out)" if wrong else ""), loc="left")
+    figure.legend(frameon=False, loc="outside lower center", ncols=4)
+    return figure
+
+
+def _side(
+    ax: Any, points: Sequence[tuple[float, int]], none: float, edge: tuple[float, str], colour: str, marker: str,
+    word: str,
+) -> None:  # fmt: skip
+    """One side of every input: a mark where it has a radius, an arrow at the edge where it has `none`."""
+    at, arrow = edge
+    which = "largest" if none == 0 else "smallest"
+    for found, sign, label in (
+        ([(x, y) for x, y in points if x != none], marker, f"{which} {word}"),
+        ([(at, y) for x, y in points if x == none], arrow, f"none {word}"),
+    ):
+        if found:
+            ax.scatter(*zip(*found, strict=True), s=34, marker=sign, color=colour, zorder=3, label=label, clip_on=False)
 
 
 def _name(line: InputLine) -> str:

@@ -7,16 +7,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from zonogpt.support.plotting import INK, STYLE, method_colour, plt
+from zonogpt.support.plotting import INK, STYLE, method_colour, method_marker, plt, radius_label
 from zonogpt_apps.bench.grid import SIZES, TASKS, ModelId
 from zonogpt_apps.bench.report import words
+from zonogpt_apps.bench.report.colours import LEVELS
 from zonogpt_apps.bench.report.summary import Summary
-from zonogpt_apps.bench.report.tables import OURS, BlockShares, RadiusLine, groups
+from zonogpt_apps.bench.report.tables import CertifiedRadius, RadiusLine, groups
 
 WIDTH = 5.4  # inches
 # The salt makes the names inside an SVG the same in every build.
 LOOK = {**STYLE, "font.size": 11.5, "axes.titlesize": 12.5, "svg.hashsalt": "zonogpt"}
-LINES = {"small": "-", "medium": "--", "tiny": ":"}
+RADIUS = radius_label("inf")  # of the benchmark's balls
+EDGES = (0.0, 0.03, 0.1, 0.3, 1.0, 100.0)  # of the shares that a picture tells apart, in %
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,9 @@ def draw_all(summary: Summary) -> tuple[Drawing, ...]:
     summary = without_literal(summary)
     found = [
         _draw("solved", "Proved at each radius",
-              "Circles: ours, as a part of the instances that were run. Crosses: the paper's, where its text states a"
-              " number, of its 576.", lambda: solved(summary)),
+              "Joined: ours, as a part of the instances that were run. Crosses: the paper's, where its text states a"
+              " number, of its 576. Points of one radius lie side by side, so that none hides another.",
+              lambda: solved(summary)),
         _draw("runtime", "Seconds per instance",
               "Box: the middle half; line: the median; whiskers: smallest and largest.", lambda: runtime(summary)),
         _draw("cactus", "Proved within a time",
@@ -43,14 +46,14 @@ def draw_all(summary: Summary) -> tuple[Drawing, ...]:
         _draw("depth", "Certified radius against depth",
               "Geometric mean of the largest proved radius, over the instances that have one. Hollow: some have"
               " none, so that the mean is over the easier ones. A cross at the bottom: nothing proved. The grid ends at"
-              " the dotted line.", lambda: depth(summary)),
+              " the dotted line. Points of one depth lie side by side.", lambda: depth(summary)),
     ]  # fmt: skip
     if summary.shares:
         at = words.radius(summary.shares[0].radius)
         found.append(
             _draw("ledger", "Where E's margin goes, block by block",
-                  f"What each residual block takes from the margin at radius {at}, as a share of all. 0 is the input;"
-                  " attention and MLP follow in turn; the last is the head.", lambda: ledger(summary))
+                  f"What each residual block takes from the margin at radius {at}, as a share of all. The input and the"
+                  " head take the rest: the table has them.", lambda: ledger(summary))
         )  # fmt: skip
     return tuple(found)
 
@@ -88,23 +91,30 @@ def solved(summary: Summary) -> Any:
     for ax, task in zip(axes.flat, tasks, strict=True):
         for line in summary.radii:
             if line.task == task:
-                _solved_line(ax, line)
+                _solved_line(ax, line, beside(line.method, summary.methods))
         ax.set(xscale="log", ylim=(-4, 104), ylabel="proved of run, %")
         ax.set_title("all tasks" if task is None else words.TASK_NAMES[task], loc="left")
         _grid(ax)
-    axes.flat[-1].set_xlabel("radius")
+    axes.flat[-1].set_xlabel(RADIUS)
     _radius_ticks(axes.flat[-1], summary.radii[0].radii)
     _legend(figure, axes.flat)
     return figure
 
 
-def _solved_line(ax: Any, line: RadiusLine) -> None:
+def beside(method: str, methods: Sequence[str], step: float = 0.1) -> float:
+    """What a method's x is multiplied by: points that would hide each other lie side by side around it."""
+    return (1 + step) ** (methods.index(method) - (len(methods) - 1) / 2)
+
+
+def _solved_line(ax: Any, line: RadiusLine, shift: float) -> None:
     colour = method_colour(line.method)
-    here = [(r, 100 * p / n) for r, p, n in zip(line.radii, line.proved, line.run, strict=True) if n]
-    ax.plot(*zip(*here, strict=True), "o-", color=colour, lw=2, label=line.method, clip_on=False)
-    stated = [(r, 100 * n / 576) for r, n in zip(line.radii, line.paper, strict=True) if n is not None]
+    here = [(r * shift, 100 * p / n) for r, p, n in zip(line.radii, line.proved, line.run, strict=True) if n]
+    joined = here[: 1 + next((k for k, (_, part) in enumerate(here) if part == 0), len(here))]  # up to the first zero
+    ax.plot(*zip(*joined, strict=True), "-", color=colour, lw=1.4, clip_on=False)
+    ax.plot(*zip(*here, strict=True), method_marker(line.method), ms=5, color=colour, label=line.method, clip_on=False)
+    stated = [(r * shift, 100 * n / 576) for r, n in zip(line.radii, line.paper, strict=True) if n is not None]
     if stated:
-        ax.plot(*zip(*stated, strict=True), "x", color=colour, ms=8, mew=2, label=f"{line.method}, paper")
+        ax.plot(*zip(*stated, strict=True), "x", color=colour, ms=8, mew=2, label=f"{line.method}, paper", zorder=3)
 
 
 def runtime(summary: Summary) -> Any:
@@ -122,7 +132,7 @@ def runtime(summary: Summary) -> Any:
         ax.fill([left, right, right, left], [y - 0.28, y - 0.28, y + 0.28, y + 0.28], color=colour, alpha=0.45, lw=0)
         ax.plot([middle, middle], [y - 0.28, y + 0.28], color=colour, lw=3)
     ax.set_yticks(range(len(shown)), [f"{line.method}  ({line.run:,})" for line in shown])
-    ax.set(xscale="log", xlabel="seconds per instance", ylim=(-0.6, len(shown) - 0.4))
+    ax.set(xscale="log", xlabel="seconds per instance (in brackets: instances run)", ylim=(-0.6, len(shown) - 0.4))
     _grid(ax, "x")
     return figure
 
@@ -143,62 +153,81 @@ def cactus(summary: Summary) -> Any:
 
 
 def depth(summary: Summary) -> Any:
+    """A panel per task and size."""
     tasks = [task for task in TASKS if any(line.model.task == task for line in summary.certified)]
+    sizes = [size for size in SIZES if any(line.model.size == size for line in summary.certified)]
     figure, axes = plt.subplots(
-        len(tasks), 1, figsize=(WIDTH, 1 + 2.9 * len(tasks)), sharex=True, sharey=True, layout="constrained",
+        len(tasks), len(sizes), figsize=(WIDTH, 1 + 2.5 * len(tasks)), sharex=True, sharey=True, layout="constrained",
         squeeze=False,
     )  # fmt: skip
     radii = summary.radii[0].radii
-    for ax, task in zip(axes.flat, tasks, strict=True):
+    for ax, (task, size) in zip(axes.flat, [(task, size) for task in tasks for size in SIZES if size in sizes],
+                                strict=True):  # fmt: skip
         for method in summary.methods:
-            for size in SIZES:
-                lines = [c for c in summary.certified
-                         if (c.model.task, c.model.size, c.method) == (task, size, method)]  # fmt: skip
-                if not lines:
-                    continue
-                colour = method_colour(method)
-                ax.plot([c.model.blocks for c in lines if c.radius], [c.radius for c in lines if c.radius],
-                        "o" + LINES[size], color=colour, lw=2, label=f"{method}, {size}")  # fmt: skip
-                partly = [c for c in lines if c.radius and c.none]
-                ax.plot([c.model.blocks for c in partly], [c.radius for c in partly], "o", mfc=ax.get_facecolor(),
-                        mec=colour, mew=1.5, zorder=3)  # fmt: skip
-                nothing = [c.model.blocks for c in lines if not c.radius]
-                ax.plot(nothing, [radii[0] / 1.6] * len(nothing), "x", color=colour, mew=2)
-        ax.axhline(radii[-1], color=INK, lw=1, ls=":", alpha=0.5)
-        ax.set(ylim=(radii[0] / 2, radii[-1] * 1.5), xscale="log", yscale="log", ylabel="radius")
-        ax.set_title(words.TASK_NAMES[task], loc="left")
+            lines = [c for c in summary.certified if (c.model.task, c.model.size, c.method) == (task, size, method)]
+            if lines:
+                _depth_line(ax, lines, beside(method, summary.methods), radii[0] / 1.6)
+        ax.axhline(radii[-1], color=INK, lw=1, ls=":", alpha=0.5, zorder=0)
+        ax.set(ylim=(radii[0] / 2, radii[-1] * 1.5), xscale="log", yscale="log")
+        ax.set_title(f"{words.TASK_NAMES[task]}, {size}", loc="left")
         _grid(ax)
     blocks = sorted({c.model.blocks for c in summary.certified})
     axes.flat[-1].set_xticks(blocks, [str(n) for n in blocks])
     axes.flat[-1].minorticks_off()
-    axes.flat[-1].set_xlabel("blocks")
+    for ax in axes[-1]:
+        ax.set_xlabel("blocks")
+    for ax in axes[:, 0]:
+        ax.set_ylabel(RADIUS)
     _legend(figure, axes.flat)
     return figure
 
 
+def _depth_line(ax: Any, lines: Sequence[CertifiedRadius], shift: float, bottom: float) -> None:
+    method = lines[0].method
+    look = {"color": method_colour(method), "marker": method_marker(method), "ms": 5, "mew": 1.5}
+    found = [(c.model.blocks * shift, c.radius) for c in lines if c.radius]
+    ax.plot([x for x, _ in found], [y for _, y in found], "-", lw=1.4, label=method, **look)
+    partly = [(c.model.blocks * shift, c.radius) for c in lines if c.radius and c.none]
+    ax.plot([x for x, _ in partly], [y for _, y in partly], ls="none", mfc=ax.get_facecolor(), zorder=3, **look)
+    nothing = [c.model.blocks * shift for c in lines if not c.radius]
+    ax.plot(nothing, [bottom] * len(nothing), "x", color=look["color"], ms=4, mew=1.5)
+
+
 def ledger(summary: Summary) -> Any:
+    """A row per model, a column per GPT-2 block, attention and MLP apart: nothing lies on anything else."""
     tasks = [task for task in TASKS if any(line.model.task == task for line in summary.shares)]
+    rows = [[line for line in summary.shares if line.model.task == task] for task in tasks]
     figure, axes = plt.subplots(
-        len(tasks), 1, figsize=(WIDTH, 0.8 + 3.2 * len(tasks)), layout="constrained", squeeze=False
-    )
-    for ax, task in zip(axes.flat, tasks, strict=True):
-        lines = [line for line in summary.shares if line.model.task == task]
-        for line, colour in zip(lines, _depth_colours(lines), strict=True):
-            blocks = [block for block, share in enumerate(line.shares) if share > 0]
-            ax.plot(blocks, [100 * line.shares[block] for block in blocks], "o" + LINES[line.model.size], ms=3,
-                    color=colour, lw=1.6, label=_short(line.model))  # fmt: skip
-        ax.set(yscale="log", ylabel="share of the margin taken, %", xlabel="residual block")
-        ax.set_title(f"{words.TASK_NAMES[task]}, method {OURS}", loc="left")
-        ax.xaxis.get_major_locator().set_params(integer=True)
-        ax.legend(frameon=False, fontsize=9.5, loc="center left", bbox_to_anchor=(1, 0.5))
-        _grid(ax)
+        len(tasks), 2, figsize=(WIDTH, 1.1 + sum(0.6 + 0.22 * len(lines) for lines in rows)), sharex=True,
+        sharey="row", layout="constrained", squeeze=False, height_ratios=[2.5 + len(lines) for lines in rows],
+    )  # fmt: skip
+    deepest = max((len(line.shares) - 2) // 2 for line in summary.shares)
+    for task, lines, pair in zip(tasks, rows, axes, strict=True):
+        for ax, (kind, first) in zip(pair, (("attention", 1), ("MLP", 2)), strict=True):
+            for y, line in enumerate(lines):
+                for k, share in enumerate(line.shares[first:-1:2]):
+                    ax.add_patch(plt.Rectangle((k + 0.55, y - 0.45), 0.9, 0.9, color=_level(100 * share), lw=0))
+            ax.set(xlim=(0.3, deepest + 0.7), ylim=(len(lines) - 0.3, -0.7))
+            ax.set_title(f"{words.TASK_NAMES[task]}, {kind}", loc="left")
+            ax.tick_params(axis="y", length=0)
+        pair[0].set_yticks(range(len(lines)), [_short(line.model) for line in lines])
+    for ax in axes[-1]:
+        ax.set_xlabel("block")
+        ax.set_xticks(sorted({1, *range(4, deepest + 1, 4)}))
+    named = [plt.Rectangle((0, 0), 1, 1, color=colour, lw=0) for colour in LEVELS]
+    figure.legend(named, [_range(k) for k in range(len(LEVELS))], frameon=False, fontsize=10, ncols=3,
+                  loc="outside lower center", handlelength=1.2, columnspacing=1.0, title="share of all, %")  # fmt: skip
     return figure
 
 
-def _depth_colours(lines: Sequence[BlockShares]) -> list[Any]:
-    """The deeper, the darker."""
-    depths = sorted({line.model.blocks for line in lines})
-    return [plt.cm.viridis_r(0.15 + 0.85 * depths.index(line.model.blocks) / len(depths)) for line in lines]
+def _level(percent: float) -> str:
+    return LEVELS[sum(percent >= edge for edge in EDGES[1:-1])]
+
+
+def _range(k: int) -> str:
+    if k == 0:
+        return f"below {EDGES[1]:g}"
+    return f"{EDGES[k]:g} to {EDGES[k + 1]:g}" if k < len(LEVELS) - 1 else f"above {EDGES[k]:g}"
 
 
 def _short(model: ModelId) -> str:

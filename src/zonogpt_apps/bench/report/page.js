@@ -1,5 +1,19 @@
 "use strict";
 
+/* Colours: as the system says, or as the reader chooses. */
+
+const theme = document.getElementById("theme");
+theme.value = document.documentElement.dataset.theme;
+theme.parentElement.hidden = false;
+theme.addEventListener("change", () => {
+  document.documentElement.dataset.theme = theme.value;
+  try {
+    localStorage.setItem("theme", theme.value);
+  } catch {
+    /* a browser that keeps nothing: the choice lasts as long as the page */
+  }
+});
+
 /* Sorting: the button in a heading turns its column up, then down. Empty values always come last. */
 
 function compare(a, b, direction) {
@@ -191,4 +205,26 @@ more.addEventListener("click", () => {
   state.shown += PAGE;
   show();
 });
+
+/* All rows as a file, made here: the page needs no other file and no network. A line is a row, so line breaks inside a
+   field become spaces. */
+
+function field(value) {
+  const text = (Array.isArray(value) ? value.join(" ") : String(value === null ? "" : value)).replace(/\s*[\r\n]+\s*/g, " ");
+  return /[",]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
+
+function csv() {
+  const names = [...data.columns, "sentence"];
+  return [names, ...rows.map((row) => names.map((name) => row[name]))].map((line) => line.map(field).join(",") + "\n");
+}
+
+document.getElementById("csv").addEventListener("click", () => {
+  const link = element("a");
+  link.href = URL.createObjectURL(new Blob(csv(), { type: "text/csv" }));
+  link.download = "rows.csv";
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60000);
+});
+
 update();

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from collections.abc import Sequence
@@ -12,9 +11,11 @@ from string import Template
 from typing import Any
 
 from zonogpt_apps.bench.report import words
+from zonogpt_apps.bench.report.colours import rules
 from zonogpt_apps.bench.report.commands import commands
 from zonogpt_apps.bench.report.figures import Drawing
 from zonogpt_apps.bench.report.hardest import RULE, Hard
+from zonogpt_apps.bench.report.inline import inline
 from zonogpt_apps.bench.report.inputs import Input, pieces, what_moves
 from zonogpt_apps.bench.report.sheets import Headline, Sheet, Value
 from zonogpt_apps.bench.report.summary import Summary
@@ -32,7 +33,7 @@ def page(summary: Summary, heads: Sequence[Headline], sheets: dict[str, Sheet], 
     links += [(sheet.name, sheet.title) for sheet in rest]
     links += [("explorer", "All rows"), ("again", "Commands")]
     return Template(_part("page.html")).substitute(
-        css=_part("page.css"),
+        css=rules() + "\n" + _part("page.css"),
         js=_part("page.js"),
         headlines="\n".join(map(_headline, heads)),
         links=" ".join(f'<a href="#{name}">{escape(title)}</a>' for name, title in links),
@@ -85,10 +86,9 @@ def _sort(value: Value) -> str:
 
 
 def _figures(drawings: Sequence[Drawing]) -> str:
-    """As images: inside the page itself, the names within one SVG would meet those of the others."""
+    """Inside the page itself, where their colours follow its theme."""
     shown = [
-        f'<figure><img alt="{escape(drawing.title)}"'
-        f' src="data:image/svg+xml;base64,{base64.b64encode(drawing.svg).decode()}">'
+        f"<figure>{inline(drawing.svg, drawing.name, drawing.title)}"
         f"<figcaption><b>{escape(drawing.title)}.</b> {escape(drawing.note)}</figcaption></figure>"
         for drawing in drawings
     ]
@@ -106,10 +106,15 @@ def _hardest(summary: Summary) -> str:
     )
 
 
+def _number(text: str) -> str:
+    return f'<span class="number">{escape(text)}</span>'
+
+
 def _hard(hard: Hard, shown: Input) -> str:
     row = hard.row
     picture = f'<img class="digit" alt="the input" src="{shown.picture}">' if shown.picture else ""
-    proved = f"proved up to radius {words.radius(hard.largest)}" if hard.largest else "not proved at any radius"
+    largest = _number(words.radius(hard.largest))
+    proved = f"proved up to radius {largest}" if hard.largest else "not proved at any radius"
     text = "".join(
         f"<mark>{escape(piece.text)}</mark>" if piece.moved else escape(piece.text)
         for piece in pieces(shown, row.positions)
@@ -117,13 +122,13 @@ def _hard(hard: Hard, shown: Input) -> str:
     quote = f"<blockquote>{text}</blockquote>" if text else ""
     return (
         f'<article class="hard">{picture}<h3>{escape(words.model_name(row.model))}</h3>'
-        f"<p>{escape(row.instance)}: {escape(row.claim)}</p><p>{proved}; margin {words.margin(row.margin)} at"
-        f" {words.radius(row.radius)}; {escape(what_moves(row, shown))}</p>{quote}</article>"
+        f"<p>{escape(row.instance)}: {escape(row.claim)}</p><p>{proved}; margin {_number(words.margin(row.margin))} at"
+        f" {_number(words.radius(row.radius))}; {escape(what_moves(row, shown))}</p>{quote}</article>"
     )
 
 
 # What the table of all rows shows of a row. Words that come again and again are kept once.
-WORDS = ("task", "size", "method", "status", "claim", "instance", "input", "reason", "device", "commit")
+WORDS = ("task", "size", "method", "status", "claim", "instance", "input", "reason", "device", "commit", "guarantee")
 NUMBERS = ("blocks", "radius", "margin", "seconds", "positions")
 
 

@@ -56,10 +56,10 @@ def ours(summary: Summary) -> Sheet:
             " largest. (fallback): not trained with the paper's loss for this task."
         ),
         columns=(
-            "Model", f"Run of {paper.INSTANCES}", *PROVED, f"Paper's {paper.BEST}, solved of {paper.INSTANCES}",
+            "Model", *PROVED, f"Paper's {paper.BEST}, solved of {paper.INSTANCES}",
             f"Paper's {paper.BEST}, seconds", "Faster", *NOT_PROVED, "Accuracy", "Training", "Relative radius",
         ),
-        word_columns=(0, 12),
+        word_columns=(0, 11),
         rows=tuple(_ours_row(line, cell, k) for k, (line, cell) in enumerate(pairs)),
         totals=tuple(_ours_total(part) for part in (*summary.ours_by_task, summary.ours) if part is not None),
     )  # fmt: skip
@@ -71,7 +71,6 @@ def _ours_row(line: ModelLine, cell: Cell, k: int) -> tuple[Value, ...]:
     faster = theirs.seconds / cell.count.seconds if theirs and cell.whole and cell.count.seconds else None
     return (
         Value(words.model_name(line.model), k),
-        Value.number(cell.count.run),
         *_proved(cell.count),
         *_theirs(theirs),
         EMPTY if faster is None else Value.number(faster, words.ratio(faster)),
@@ -82,7 +81,7 @@ def _ours_row(line: ModelLine, cell: Cell, k: int) -> tuple[Value, ...]:
     )
 
 
-PROVED = ("Proved of run", "Proved", "Seconds")
+PROVED = ("Proved of run", "Share", "Seconds")
 NOT_PROVED = ("Falsified", "Unknown", "Timeout")
 
 
@@ -113,9 +112,14 @@ def _ours_total(ours: Ours) -> tuple[Value, ...]:
     """The paper's sum stands there only where every line above was run whole, so that both sum up the same."""
     theirs, faster = (ours.speed.paper, ours.speed.ratio) if ours.speed and ours.all_whole else (None, None)
     task = "" if ours.task is None else f" of {words.TASK_NAMES[ours.task]}"
-    start = Value(f"All {ours.models}{task}"), Value.number(ours.count.run)
     compared = *_theirs(theirs), Value(words.ratio(faster))
-    return (*start, *_proved(ours.count), *compared, *_not_proved(ours.count), *[Value("")] * 3)
+    return (
+        Value(f"All {ours.models}{task}"),
+        *_proved(ours.count),
+        *compared,
+        *_not_proved(ours.count),
+        *[Value("")] * 3,
+    )
 
 
 def methods(summary: Summary) -> Sheet:
@@ -169,14 +173,14 @@ def others(summary: Summary) -> Sheet:
             f" {paper.INSTANCES} of its own."
         ),
         columns=(
-            "Model", "Method", f"Run of {paper.INSTANCES}", *PROVED, "E there, proved", "E there, seconds",
+            "Model", "Method", *PROVED, "E there, proved", "E there, seconds",
             f"Paper, solved of {paper.INSTANCES}", "Paper, seconds", *NOT_PROVED, "Accuracy",
         ),
         word_columns=(0, 1),
         rows=tuple(
             (
                 Value(words.model_name(cell.model), k), Value(cell.method, method_place(cell.method)[0]),
-                Value.number(cell.count.run), *_proved(cell.count), *_same(cell.count, cell.ours),
+                *_proved(cell.count), *_same(cell.count, cell.ours),
                 *_theirs(cell.paper), *_not_proved(cell.count), _accuracy(line),
             )
             for k, (line, cell) in enumerate(pairs)
