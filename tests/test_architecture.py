@@ -1,7 +1,6 @@
 """Rules of the house that a script can check."""
 
 import ast
-import re
 import types
 from pathlib import Path
 
@@ -99,20 +98,6 @@ def test_the_table_has_no_circle():
 def test_public_names_exist():
     for name in zonogpt.__all__:
         assert hasattr(zonogpt, name)
-
-
-def test_every_transform_has_its_section_in_the_maths():
-    """A module that points to a section of docs/math.md finds it there."""
-    headings = set(re.findall(r"^#+ (?:\d+\. )?(.+)$", (ROOT / "docs" / "math.md").read_text(), re.MULTILINE))
-    named = [
-        (file, " ".join(section.split()))
-        for file in modules()
-        for sections in re.findall(r'docs/math\.md,(?:\s+sections?)?((?:\s+(?:and\s+)?"[^"]+")+)', file.read_text())
-        for section in re.findall(r'"([^"]+)"', sections)
-    ]
-    for file, section in named:
-        assert section in headings, f"{file.name}: {section}"
-    assert {"transforms", "ellipsoidal", "domains"} <= {file.parent.name for file, _ in named}  # and folders in folders
 
 
 def test_bundled_model_is_small():

@@ -356,7 +356,7 @@ def test_radius_of_one_image_and_of_a_text(tmp_path):
     assert run.stdout.startswith("certified 0.00")
     assert ", broken at 0.0" in run.stdout
     whole = json.loads((tmp_path / "all.json").read_text())
-    assert set(whole) == {"settings", "table", "rows"}
+    assert set(whole) == {"schema", "versions", "model", "settings", "table", "rows"}
     text_classifier(3, config(pad_token_id=0)).save_pretrained(tmp_path / "model")
     run = zono("radius", "model", "--ids", "3,5,1,12", "--high", "8", "--tolerance", "0.5", "--no-attack", cwd=tmp_path)
     assert run.returncode == 0, run.stderr

@@ -26,7 +26,7 @@ from zonogpt.cli.app import app
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-LONG_LINES = ("architecture.md", "math.md")  # pages that are not wrapped
+LONG_LINES = ("architecture.md",)  # pages that are not wrapped
 WIDTH, MOST_LINES = 120, 100
 PLACEHOLDER = re.compile(r"[A-Z]{4,}")
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?")

@@ -10,7 +10,7 @@ shorter type than c and Q: it is as small as the input's radius, and so is its r
 
 Shapes, for a batch of B inputs of a model: c (B, n, d), G (B, n, m, d), Q (B, n, d, d). Tokens come first because the
 heavy products are per token.
-Derivations: docs/math.md, section "Method E".
+Derivations: docs/math.md, section 7 and Lemma 13.9.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The model of arithmetic: +, -, *, / and sqrt are IEEE operations rounded to near
 be added up in any order, with or without fused multiply-add, elementary functions err by at most LIBRARY units u.
 A sum or product of inner length k is then off by at most gamma_k times the sum of the absolute values,
 gamma_k = k u / (1 - k u). Whoever rounds more coarsely (TF32, bfloat16 products) is kept out by `verify`.
-Derivations: docs/math.md, section "Rounding". Checked against ball arithmetic in tests/test_rounding.py.
+Derivations: docs/math.md, section 13. Checked against ball arithmetic in tests/test_rounding.py.
 """
 
 from __future__ import annotations

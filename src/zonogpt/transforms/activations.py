@@ -1,7 +1,7 @@
 """What the methods know of each activation: one row of a table.
 
 `strip(low, high)` is (slope, mid, half) with |g(t) - slope t - mid| <= half for every t in [low, high], elementwise.
-Derivations: docs/math.md, sections "GELU" and "Scalar functions".
+Derivations: docs/math.md, sections 3 and 12.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What attention rounds off, at the centre and in everything that moves. Derivations: docs/math.md, "Rounding".
+"""What attention rounds off, at the centre and in everything that moves. Derivations: docs/math.md, Lemma 13.8.
 
 Rounding is relative to the sizes of what is added up. So the sizes go through the block once, as a token would, with
 absolute values of all weights: of the centre, and of how far LayerNorm's output may be from it. Whatever the scores

@@ -8,7 +8,7 @@ below SMALLEST may be denormal or flushed to zero. For every input x that is mad
     |executed(x) - block(x)| <= error,
 
 which joins the block's own error. The inputs are the executed ones: earlier blocks' errors are in their set already.
-Sizes bound absolute values over the whole set. Derivations: docs/math.md, section "Float32 executions".
+Sizes bound absolute values over the whole set. Derivations: docs/math.md, section 14.
 """
 
 from __future__ import annotations

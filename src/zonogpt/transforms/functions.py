@@ -6,7 +6,7 @@ The operator-by-operator methods know a nonlinear function by three things, entr
     strip   one slope, and how far the function strays from it:  |f(t) - slope t - mid| <= half      (zonotopes)
     lines   two lines of their own slopes:  a_low t + b_low <= f(t) <= a_high t + b_high             (CROWN)
 
-Derivations: docs/math.md, section "Scalar functions".
+Derivations: docs/math.md, Lemmas 12.4 to 12.6.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class Gelu:
         low, high = torch.minimum(*ends), torch.maximum(*ends)
         # g falls to the left of TURN and rises to the right of it.
         turns = (box.lower < TURN) & (box.upper > TURN)
-        # Values are off by 6 units of t (docs/math.md).
+        # Values are off by 6 units of t (docs/math.md, Lemma 13.4).
         rounding = part(gamma(8, low.dtype), box.finite_size)
         return Interval(torch.where(turns, low.clamp(max=LOWEST), low) - rounding, high + rounding)
 

@@ -4,7 +4,7 @@
 
 On [low, high] the chord's slope a is kept and the residual g(t) - a t is enclosed in [mid - half, mid + half]:
 piecewise linear interpolation with the curvature of each piece, intersected with g = ReLU - (something in
-[0, e_max]). Derivations: docs/math.md, section "GELU".
+[0, e_max]). Derivations: docs/math.md, section 3.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def affine_gelu(low: Tensor, high: Tensor, pieces: int = N_PIECES) -> tuple[Tens
     relu_low, relu_high = _relu_residual(low, high, slope)
     r_low, r_high = torch.maximum(part_low, relu_low), torch.minimum(part_high, relu_high)
     mid, half = (r_low + r_high) / 2, (r_high - r_low) / 2
-    # Rounding of g (6 units of t: docs/math.md), of slope * t and of the halving, outward.
+    # Rounding of g (6 units of t: docs/math.md, Lemma 13.4), of slope * t and of the halving, outward.
     size = torch.maximum(low.abs(), high.abs()) * (1 + slope.abs())
     return slope, mid, up(half.clamp(min=0) + gamma(16, low.dtype) * size)
 

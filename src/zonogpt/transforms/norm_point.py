@@ -5,7 +5,7 @@ With z0 = c - mean(c), a0 = tau + |z0|^2 / d, rho = 1 / sqrt(a0), k = rho / (d a
     J v = rho (v - mean v) - k (z0 . v) z0.
 
 All letters stand for the numbers that were computed, and J for the map that they define. Leading dimensions are tokens.
-Derivations: docs/math.md, section "Rounding".
+Derivations: docs/math.md, Lemma 13.7.
 """
 
 from __future__ import annotations

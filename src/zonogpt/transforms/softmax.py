@@ -1,7 +1,7 @@
 """Softmax of score rows under a box of score changes (paper, appendix "Fused Attention Transform").
 
 Arrays are (H, S, S): head, query, key. Masked keys have P = 0 and log P = -inf, and no score change. Derivations:
-docs/math.md, section "Softmax".
+docs/math.md, section 4.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def verify(
 
     `arithmetic` says what a verdict is about: "real", the network in exact arithmetic with these weights, or "float32",
     any execution of it in IEEE float32. What the bounds round themselves is part of them in either case (docs/math.md,
-    "Rounding"; of deepz, crown and covenn it is estimated, and they know "real" only: `guarantee` of the result says
+    section 13; of deepz, crown and covenn it is estimated, and they know "real" only: `guarantee` of the result says
     which). `dtype` is that of generators and tangents: float64 by default, float32 needs less memory and proves less.
     All else is in float64.
 

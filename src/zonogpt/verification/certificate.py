@@ -4,7 +4,7 @@ A certificate is the forward and the backward pass once more, over all tokens an
 (`with_room`): the checker rounds differently, and its bounds must stay below those it reads. Choices (slopes, weights
 of covers, which enclosure) are written because any are sound; bounds and sets, because they are compared. The checker
 goes through every certificate before its file appears.
-Derivations: docs/math.md, section "Certificates".
+Derivations: docs/math.md, section 15.
 """
 
 from __future__ import annotations

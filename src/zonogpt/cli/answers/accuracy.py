@@ -34,15 +34,15 @@ def answer(
     files: Files,
 ) -> None:
     net = load(name)
-    dataset, positions = open_inputs(net, inputs)
+    chosen = open_inputs(net, inputs)
     out = answer_stream(files.json)
     with progress_bar(files.quiet) as bar:
         watcher = BarWatcher(bar)
         with stoppable(watcher, files.out):
             found = certify(
-                net, dataset, radii, count=inputs.count, skip=inputs.skip, norm=norm(inputs), method=run.method,
-                positions=positions, each=inputs.each, attack=attack, out=files.out, engine=engine, workers=workers,
-                watcher=watcher, **run.options,
+                net, chosen.dataset, radii, count=inputs.count, skip=inputs.skip, norm=norm(inputs), method=run.method,
+                positions=chosen.positions, each=chosen.each, attack=attack, out=files.out, engine=engine,
+                workers=workers, watcher=watcher, **run.options,
             )  # fmt: skip
     print(headline(found.table), file=out)
     if not files.quiet:

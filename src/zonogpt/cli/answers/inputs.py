@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -62,8 +62,17 @@ def listed(net: Model, content: Text | list[int], n_read: int) -> str:
     return f"The tokens: {', '.join(shown)}{', ...' * (len(names) > 40)}"
 
 
-def open_inputs(net: Model, inputs: Inputs, label: str | None = None) -> tuple[Dataset, str]:
-    """The data set, and which tokens of its texts move. Of a file's texts that is the last, unless it is said."""
+@dataclass(frozen=True)
+class Chosen:
+    """A data set, and which tokens of its texts move."""
+
+    dataset: Dataset
+    positions: str
+    each: bool
+
+
+def open_inputs(net: Model, inputs: Inputs, label: str | None = None) -> Chosen:
+    """Unless it is said what moves: of a file's texts the last token; of a single text all, one by one."""
     _require_one(inputs, "data", "image", "text", "ids")
     if inputs.data is not None:
         if label is not None:
@@ -71,12 +80,14 @@ def open_inputs(net: Model, inputs: Inputs, label: str | None = None) -> tuple[D
         if net.embedding.reads == "images":
             _refuse_tokens(inputs)
         chosen = named(inputs.positions, _words(inputs))
-        return open_dataset(inputs.data, net, split=inputs.split), chosen or "last"
+        return Chosen(open_dataset(inputs.data, net, split=inputs.split), chosen or "last", inputs.each)
     number = None if label is None else output_number(net, label)
+    if inputs.image is None and inputs.positions is None and inputs.words is None:
+        inputs = replace(inputs, positions="all", each=True)
     found = one_input(net, inputs)
     if isinstance(found, Picture):
-        return Given.one(found.name, found.pixels, number), "last"
-    return Given.one(found.name, found.content, number), ",".join(map(str, found.moving))
+        return Chosen(Given.one(found.name, found.pixels, number), "last", False)
+    return Chosen(Given.one(found.name, found.content, number), ",".join(map(str, found.moving)), inputs.each)
 
 
 def _require_one(inputs: Inputs, *names: str) -> None:

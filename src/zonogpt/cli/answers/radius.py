@@ -40,15 +40,15 @@ def answer(
     files: Files,
 ) -> None:
     net = load(name)
-    dataset, positions = open_inputs(net, inputs, label)
+    chosen = open_inputs(net, inputs, label)
     methods = (run.method, ATTACK) if attack else (run.method,)
     out = answer_stream(files.json)
     with progress_bar(files.quiet) as bar:
         watcher = BarWatcher(bar)
         with stoppable(watcher, files.out):
             found = compare(
-                net, dataset, methods, *span, tolerance=tolerance, count=inputs.count, skip=inputs.skip,
-                norm=norm(inputs), positions=positions, each=inputs.each, out=files.out, watcher=watcher,
+                net, chosen.dataset, methods, *span, tolerance=tolerance, count=inputs.count, skip=inputs.skip,
+                norm=norm(inputs), positions=chosen.positions, each=chosen.each, out=files.out, watcher=watcher,
                 engine=engine, workers=workers, **run.options,
             )  # fmt: skip
     lines = by_input(found.rows, run.method)

@@ -55,8 +55,8 @@ def radius(
 ) -> None:
     """How far an input may move: the largest radius that is proved and the smallest that is broken, by bisection.
 
-    One line per image or text, or, with --each, per token. Exit code: 0 when it ran through, 2 bad input, 130 stopped
-    by Ctrl-C.
+    One line per image or text, or, with --each, per token. So is a single text taken, if nothing says which of its
+    tokens move. Exit code: 0 when it ran through, 2 bad input, 130 stopped by Ctrl-C.
     """
     check_writable(json)
     inputs = Inputs(data, image, text, ids, positions, words, each, split, count, skip, norm)

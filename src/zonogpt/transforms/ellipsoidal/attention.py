@@ -1,4 +1,4 @@
-"""The attention block over an ellipsoidal zonotope, and its adjoint. Derivations: docs/math.md, "Method E: attention".
+"""The attention block over an ellipsoidal zonotope, and its adjoint. Derivations: docs/math.md, section 10.
 
     A(x) = x + B(LN(x)),    B(n) = concat_h( sum_j p_j v_j ) W_o + b_o
 

@@ -1,7 +1,7 @@
 """What forming the Grams of attention_errors.py rounds off.
 
 Their summands may cancel; what these round does not. So rounding is relative to the sizes of what is added up.
-Derivations: docs/math.md, section "Rounding".
+Derivations: docs/math.md, Lemma 13.9.
 """
 
 from __future__ import annotations

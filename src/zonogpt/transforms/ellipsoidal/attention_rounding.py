@@ -1,6 +1,6 @@
 """What an attention block over an ellipsoidal zonotope rounds off. The formulas themselves: attention.py beside this.
 
-Derivations: docs/math.md, section "Rounding". Axes as in attention_point.py.
+Derivations: docs/math.md, Lemma 13.8. Axes as in attention_point.py.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ ellipsoid multiply to at most half of what their maxima do, around a centre that
 than LayerNorm's own range (|xhat| < sqrt(d)), the slope is dropped and the range is all that is said.
 
 z0, rho(a0) and k stand for the numbers that were computed, and J for the map that they define: their rounding error is
-part of the step's error. Derivations: docs/math.md, sections "Method E: LayerNorm" and "Rounding".
+part of the step's error. Derivations: docs/math.md, section 8 and Lemma 13.7.
 """
 
 from __future__ import annotations

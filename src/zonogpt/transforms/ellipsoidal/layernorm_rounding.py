@@ -1,6 +1,6 @@
 """What LayerNorm over an ellipsoidal zonotope rounds off. The formulas themselves: layernorm.py beside this.
 
-Derivations: docs/math.md, section "Rounding". Letters as in layernorm.py.
+Derivations: docs/math.md, Lemma 13.7. Letters as in layernorm.py.
 """
 
 from __future__ import annotations

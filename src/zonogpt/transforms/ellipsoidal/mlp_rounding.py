@@ -1,6 +1,6 @@
 """What an MLP block over an ellipsoidal zonotope rounds off. The formulas themselves: mlp.py beside this.
 
-Rounding is relative to the sizes of what is added up. Derivations: docs/math.md, section "Rounding".
+Rounding is relative to the sizes of what is added up. Derivations: docs/math.md, Lemma 13.6.
 """
 
 from __future__ import annotations

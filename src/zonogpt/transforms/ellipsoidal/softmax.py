@@ -8,7 +8,7 @@ Since p_j = P_j e^delta_j / Z, exactly
 
 psi on [-W_j, W_j] is replaced by its chord and a half-width, zeta by the middle of its range: a slope per key, a
 constant and an error per key. Arrays are (B, H, I, S): input, head, query, key; masked keys have log P = -inf, W = 0.
-Derivations: docs/math.md, section "Method E: softmax".
+Derivations: docs/math.md, section 9.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ output, so that the branch treats it linearly too, and B is linearised at n_0:
 
 The first bracket keeps every input symbol. Its parts that a local symbol leaves at *other* tokens go to the interval,
 as in the paper. e_P V becomes recentred local generators, dP dV an interval. All products with W_o are composed before
-absolute values are taken. Derivations: docs/math.md, section "Fused attention".
+absolute values are taken. Derivations: docs/math.md, Lemma 5.6.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 Each operator (LayerNorm, projection, score product, softmax, value product, W_o) maps one structured zonotope to the
 next. A query token keeps the shared symbols and its own local ones, with the operator's own slope; whatever it receives
 from another token's local symbols, and every operator's error, becomes an interval *at that operator* and goes
-on through absolute values of the weights. The skip is added last. Derivations: docs/math.md, section "Decomposed
-attention".
+on through absolute values of the weights. The skip is added last. Derivations: docs/math.md, Lemma 5.8.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Write LN(x) = gamma * xhat + beta with xhat = z / sqrt(tau + |z|^2 / d), z = x - mean(x). For one token with centre c
 and generators H_j, expansion at c gives xhat(c) + Jhat (x - c) + ehat, and since xhat and Jhat (x - c) both have mean
 zero, so has ehat. That is why its generators are `R_hat_k (e_k - 1/d)`, not `R_hat_k e_k`: after a dense map they
-are a little smaller, and for d = 2 they are exact. Derivations: docs/math.md, sections "LayerNorm" and "Rounding".
+are a little smaller, and for d = 2 they are exact. Derivations: docs/math.md, section 2 and Lemma 13.7.
 """
 
 from __future__ import annotations

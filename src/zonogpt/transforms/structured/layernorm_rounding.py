@@ -1,6 +1,6 @@
 """What LayerNorm over a structured zonotope rounds off. The formulas themselves: layernorm.py.
 
-Derivations: docs/math.md, section "Rounding". Letters as in norm_point.py.
+Derivations: docs/math.md, Lemma 13.7. Letters as in norm_point.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Both keep the old symbols through `x + (LN slope) W_1 diag(slope) W_2`. That chain is multiplied out once per token,
 a (d, d) matrix, and applied to all generators: they meet the hidden units only once, to bound the preactivations, and
-hidden-width generators are never held. Derivations: docs/math.md, sections "MLP" and "Rounding".
+hidden-width generators are never held. Derivations: docs/math.md, section 6 and Lemma 13.6.
 """
 
 from __future__ import annotations
