@@ -45,8 +45,8 @@ def answer(
         with stoppable(watcher, files.out):
             found = compare(
                 net, chosen.dataset, methods, *span, grid=grid, tolerance=tolerance, count=inputs.count,
-                skip=inputs.skip, norm=norm(inputs), positions=chosen.positions, each=chosen.each, out=files.out, watcher=watcher,
-                engine=engine, workers=workers, **run.options,
+                skip=inputs.skip, norm=norm(inputs), positions=chosen.positions, each=chosen.each, out=files.out,
+                watcher=watcher, engine=engine, workers=workers, **run.options,
             )  # fmt: skip
     lines = tabulate(found.rows, found.methods, grid)
     print(headline(lines), file=out)
