@@ -187,9 +187,9 @@ def counted(monkeypatch):
     seen = []
     through = PrefixCache._through_the_network
 
-    def count(self, group, limit, on_block):
+    def count(self, group, limit, tick):
         seen.append([len(name) // DIGEST for name in group])
-        return through(self, group, limit, on_block)
+        return through(self, group, limit, tick)
 
     monkeypatch.setattr(PrefixCache, "_through_the_network", count)
     return seen

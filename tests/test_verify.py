@@ -82,9 +82,55 @@ def test_ledger_total_is_the_radius(model):
 def test_progress_is_reported(model):
     seen = []
     zonogpt.verify(model, zonogpt.image_ball(model, IMAGE, 1e-4), on_block=seen.append)
-    assert [(p.block, p.blocks, p.kind) for p in seen] == [
-        (1, 4, "attention"), (2, 4, "mlp"), (3, 4, "attention"), (4, 4, "mlp"),
-    ]  # fmt: skip
+    blocks = [(1, 4, "attention"), (2, 4, "mlp"), (3, 4, "attention"), (4, 4, "mlp")]
+    assert [(p.block, p.blocks, p.kind) for p in seen if p.part == "forward"] == blocks
+    assert [(p.block, p.blocks, p.kind) for p in seen if p.part == "backward"] == blocks[::-1]
+    assert len(seen) == 8
+    shares = [p.done for p in seen]
+    assert shares == sorted(shares)
+    assert shares[0] == 0.0
+    assert shares[-1] < 1.0
+
+
+@pytest.mark.parametrize("method", ["A", "crown", "ibp", "deepz"])
+def test_progress_of_other_methods_goes_up(model, method):
+    seen = []
+    zonogpt.verify(model, zonogpt.image_ball(model, IMAGE, 1e-4), method=method, on_block=seen.append)
+    shares = [p.done for p in seen]
+    assert shares == sorted(shares)
+    assert 0.0 <= shares[0] < shares[-1] < 1.0
+
+
+def test_progress_of_a_text_counts_the_tokens_that_do_not_move():
+    texts = zonogpt.load(text_classifier())
+    seen = []
+    spec = zonogpt.embedding_ball(texts, [3, 5, 1, 7, 2], [4], 0.05)
+    zonogpt.verify(texts, spec, on_block=seen.append, attack=True, hint=True)
+    verdict = [p for p in seen if not p.task]
+    assert verdict[0].part == "search"
+    parts = [p.part for p in verdict[1:]]
+    assert parts.index("forward") > parts.index("still tokens") == 0
+    assert parts.index("backward") > parts.index("forward")
+    shares = [p.done for p in verdict[1:]]
+    assert shares == sorted(shares)
+    assert 0.0 < shares[parts.index("forward")] < shares[parts.index("backward")] < 1.0
+    assert {p.task for p in seen} <= {"", "hint"}
+
+
+def test_the_deadline_is_looked_at_on_the_way_back(model, monkeypatch):
+    from zonogpt.methods.work import Teller
+    from zonogpt.verification import session
+
+    clock = [0.0]
+    monkeypatch.setattr(session.time, "perf_counter", lambda: clock[0])
+    tick = Teller.tick
+    monkeypatch.setattr(
+        Teller, "tick", lambda self, part: clock.__setitem__(0, 9.0) or tick(self, part) if part == "backward"
+        else tick(self, part),
+    )  # fmt: skip
+    result = zonogpt.verify(model, zonogpt.image_ball(model, IMAGE, 1e-4), timeout=1.0)
+    assert result.status == "timeout"
+    assert "block 4 of 4 on the way back" in result.reason
 
 
 def test_timeout(model):

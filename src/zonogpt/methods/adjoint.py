@@ -9,6 +9,7 @@ from zonogpt.domains.ellipsoidal import coordinate_radius, dual_norm, rounded_of
 from zonogpt.domains.finite import require_finite
 from zonogpt.domains.rounding import gamma, gammas, room, up
 from zonogpt.methods.tape import Tape
+from zonogpt.methods.work import Tick, nobody
 
 ROWS = 64  # claim rows that go back together
 MOST_ROWS = 1024  # rows that go back at all: of a language model's 50,256 only those that the forward bound leaves open
@@ -16,30 +17,39 @@ MOST_ROWS = 1024  # rows that go back at all: of a language model's 50,256 only 
 Where = tuple[int, str, str]  # block, kind, step
 
 
-def backward(tape: Tape) -> tuple[Tensor, dict[Where, Tensor]]:
+def backward(tape: Tape, tick: Tick = nobody) -> tuple[Tensor, dict[Where, Tensor]]:
     """Margins (B, K), and what each step takes from them, averaged over the rows (B,)."""
-    margins, _, losses = adjoint(tape)
+    margins, _, losses = adjoint(tape, tick)
     return margins, {where: loss.mean(1) for where, loss in losses.items()}
 
 
-def adjoint(tape: Tape) -> tuple[Tensor, Tensor, dict[Where, Tensor]]:
-    """Margins (B, K); which rows went back through all blocks (B, R); and what each step takes from these (B, R)."""
+def adjoint(tape: Tape, tick: Tick = nobody) -> tuple[Tensor, Tensor, dict[Where, Tensor]]:
+    """Margins (B, K); which rows went back through all blocks (B, R); and what each step takes from these (B, R).
+
+    `tick` is told of every block that rows are about to go back through, and which share of the rows is through.
+    """
     B, K = tape.value.shape
     every = torch.arange(K, device=tape.value.device).expand(B, -1)
     if K <= MOST_ROWS:
         lowest = every
-        pieces = [_go_back(tape, rows) for rows in every.split(ROWS, dim=1)]
+        pieces = _pieces(tape, every, tick)
         margins = torch.cat([margins for margins, _ in pieces], dim=1)
     else:
         lost = [tape.head.loss(_pooled_rows(tape, rows), tape.limit) for rows in every.split(ROWS, dim=1)]
         margins = below(tape.value, torch.stack([torch.cat(lost, dim=1), tape.rounding]))
         require_finite("head", margins)
         lowest = margins.argsort(1)[:, :MOST_ROWS].sort(1).values  # of each input its own: their rows have other rivals
-        pieces = [_go_back(tape, rows) for rows in lowest.split(ROWS, dim=1)]
+        pieces = _pieces(tape, lowest, tick)
         better = torch.maximum(margins.gather(1, lowest), torch.cat([margins for margins, _ in pieces], dim=1))
         margins.scatter_(1, lowest, better)
     losses = {where: torch.cat([loss[where] for _, loss in pieces], dim=1) for where in pieces[0][1]}
     return margins, lowest, losses
+
+
+def _pieces(tape: Tape, rows: Tensor, tick: Tick) -> list[tuple[Tensor, dict[Where, Tensor]]]:
+    """These rows (B, R), some at a time."""
+    parts = rows.split(ROWS, dim=1)
+    return [_go_back(tape, part, tick, k / len(parts)) for k, part in enumerate(parts)]
 
 
 def _pooled_rows(tape: Tape, rows: Tensor) -> Tensor:
@@ -47,7 +57,7 @@ def _pooled_rows(tape: Tape, rows: Tensor) -> Tensor:
     return torch.take_along_dim(tape.rows, rows[..., None], dim=1)[:, :, None] * tape.pool[:, None]
 
 
-def _go_back(tape: Tape, rows: Tensor) -> tuple[Tensor, dict[Where, Tensor]]:
+def _go_back(tape: Tape, rows: Tensor, tick: Tick, share: float) -> tuple[Tensor, dict[Where, Tensor]]:
     blocks = len(tape.steps)
     functionals, loss = tape.head.pull(_pooled_rows(tape, rows), tape.limit)
     losses: dict[Where, Tensor] = {
@@ -56,6 +66,7 @@ def _go_back(tape: Tape, rows: Tensor) -> tuple[Tensor, dict[Where, Tensor]]:
     }
     for t in range(blocks, 0, -1):
         step = tape.steps[t - 1]
+        tick(t - 1, share)
         functionals, taken = step.pull(functionals, tape.limit)
         losses |= {(t, step.kind, name): loss for name, loss in taken.items()}
     z, generators = tape.start.z, tape.start.generators

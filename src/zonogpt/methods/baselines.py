@@ -80,7 +80,8 @@ class Problem:
     def tick(self, t: int) -> Callable[[], None]:
         """To be called while block t (from 1; the head is last) is bounded, as often as one likes."""
         blocks = self.model.blocks
-        progress = Progress(min(t, len(blocks)), len(blocks), blocks[t - 1].kind if t <= len(blocks) else "head")
+        kind = blocks[t - 1].kind if t <= len(blocks) else "head"
+        progress = Progress(min(t, len(blocks)), len(blocks), kind, done=(t - 1) / (len(blocks) + 1))
         return lambda: None if self.on_block is None else self.on_block(progress)
 
 

@@ -36,6 +36,7 @@ from zonogpt.methods.prefixes import PrefixCache, first_moving
 from zonogpt.methods.rules import Rules
 from zonogpt.methods.tape import forward
 from zonogpt.methods.walk import RULES, Walk
+from zonogpt.methods.work import Teller, work_of
 from zonogpt.model.ir import Model
 from zonogpt.spec.spec import Spec
 from zonogpt.support.memory import free_bytes
@@ -111,10 +112,11 @@ class EllipsoidalMethod:
         # A GPU's large chunks must leave room for the batch itself.
         budget = default_budget(model.device) if budget_bytes is None and model.device.type == "cuda" else budget_bytes
         limit = chunk_bytes(longest, dtype.itemsize, len(specs), None if budget is None else self._besides(budget))
-        walk = Walk(model, limit, numerics.arithmetic, on_block=on_block)
-        tape = forward(walk, specs, dtype, self.prefixes)
+        teller = Teller(on_block, tuple(block.kind for block in model.blocks), work_of(longest))
+        walk = Walk(model, limit, numerics.arithmetic, tick=teller.tick("forward"))
+        tape = forward(walk, specs, dtype, self.prefixes, teller.tick("still tokens"))
         try:
-            margins, losses = backward(tape)
+            margins, losses = backward(tape, teller.tick("backward"))
         except NonFiniteBoundError as error:
             raise NonFiniteBlockError(len(model.blocks) + 1, "head", error.step) from error
         lost = ["" if spec.claim.proved(margins[b]) else where_lost(tape, b) for b, spec in enumerate(specs)]

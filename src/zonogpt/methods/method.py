@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -16,14 +16,23 @@ from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.ir import Model
 from zonogpt.spec.spec import Spec
 
+Part = Literal["search", "still tokens", "forward", "backward"]
+
 
 @dataclass(frozen=True)
 class Progress:
-    """Block `block` of `blocks`, of this kind, is about to be bounded."""
+    """Block `block` of `blocks`, of this kind, is about to be bounded, and `done` of the work, 0 to 1, is behind it.
+
+    Method E has several parts: tokens before the first that moves go forward, then the others do, then the rows of the
+    claim go back. A search for counterexamples comes before all blocks.
+    """
 
     block: int
     blocks: int
     kind: str
+    part: Part = "forward"
+    done: float = 0.0
+    task: str = ""  # what the run is for, where it is not the verdict itself
 
 
 OnBlock = Callable[[Progress], None]

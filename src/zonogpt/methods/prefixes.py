@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from zonogpt.domains.ellipsoidal import EllipsoidalZonotope
-from zonogpt.methods.method import NonFiniteBlockError, NotEnoughMemoryError, OnBlock, Progress
+from zonogpt.methods.method import NonFiniteBlockError, NotEnoughMemoryError
 from zonogpt.methods.plan import known_token_bytes, still_token_bytes
 from zonogpt.methods.start import Start, around, embedded_centre
 from zonogpt.methods.walk import Walk
+from zonogpt.methods.work import Tick, nobody
 from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.ir import Model
 from zonogpt.spec.spec import Spec
@@ -91,11 +92,11 @@ class PrefixCache:
 
     @property
     def most_bytes(self) -> int:
-        """Of what will be remembered."""
+        """The bytes that the cached prefixes will take."""
         tokens = sum(n_tokens(name) for name in set(self._longest.values()))
         return min(tokens, self.most_tokens) * known_token_bytes(self.model)
 
-    def of(self, specs: Sequence[Spec], start: Start, limit: int, on_block: OnBlock | None) -> BatchPrefix | None:
+    def of(self, specs: Sequence[Spec], start: Start, limit: int, tick: Tick = nobody) -> BatchPrefix | None:
         """None: there are no tokens before those of `start`."""
         if start.before == 0:
             return None
@@ -103,7 +104,7 @@ class PrefixCache:
         new = {name: spec for name, spec in zip(names, specs, strict=True) if name and name not in self._longest}
         if new:
             self._expect(new)
-        found = {name: self._sequence(name, limit, on_block) for name in names if name}
+        found = {name: self._sequence(name, limit, tick) for name in names if name}
         longest = [self._longest[name] if name else None for name in names]  # none: all that is before it is padding
         cached = {self._longest[name]: sequence for name, sequence in found.items()}
         begins = dict(zip(cached, accumulate(map(n_tokens, cached), initial=0), strict=False))
@@ -134,7 +135,7 @@ class PrefixCache:
             group.append(name)
             self._group[name] = group
 
-    def _sequence(self, name: Name, limit: int, on_block: OnBlock | None) -> CachedPrefix:
+    def _sequence(self, name: Name, limit: int, tick: Tick = nobody) -> CachedPrefix:
         """The longest that begins with `name`, or `name` itself if that one fails: nobody fails because of others."""
         longest = self._longest[name]
         if longest in self._cached:
@@ -143,7 +144,7 @@ class PrefixCache:
         try:
             if not alone:
                 self._require_memory(group)
-            found = self._through_the_network(group, limit, on_block)
+            found = self._through_the_network(group, limit, tick)
         except (NonFiniteBlockError, NotEnoughMemoryError, torch.OutOfMemoryError):
             if alone:
                 raise
@@ -151,7 +152,7 @@ class PrefixCache:
                 self._group |= {other: [other] for other in group}
             else:
                 self._longest[name], self._group[name] = name, [name]
-            return self._sequence(name, limit, on_block)
+            return self._sequence(name, limit, tick)
         self._cached |= found
         while sum(map(n_tokens, self._cached)) > max(self.most_tokens, sum(map(n_tokens, group))):
             del self._cached[next(iter(self._cached))]  # the oldest
@@ -164,7 +165,7 @@ class PrefixCache:
         if need > free_bytes(model.device):
             raise NotEnoughMemoryError
 
-    def _through_the_network(self, group: list[Name], limit: int, on_block: OnBlock | None) -> dict[Name, CachedPrefix]:
+    def _through_the_network(self, group: list[Name], limit: int, tick: Tick = nobody) -> dict[Name, CachedPrefix]:
         """Shorter sequences are padded at their end, which no token before it sees."""
         model = self.model
         lengths = [n_tokens(name) for name in group]
@@ -178,7 +179,7 @@ class PrefixCache:
         )
         z = around(c, box, model.dtype, torch.zeros_like(c, dtype=model.dtype)[:, :, None], math.inf)
         every = not model.head.reads_last
-        walk = Walk(model, limit, self.arithmetic, on_block=_at_the_start(model, on_block))
+        walk = Walk(model, limit, self.arithmetic, tick=tick)
         seen: dict[int, Prefix] = {}
         at_the_head = z
         for t, behind, step in walk.steps(z, len(model.blocks) if every else walk.last_attention + 1):
@@ -192,10 +193,3 @@ class PrefixCache:
             )
             for i, (name, p) in enumerate(zip(group, lengths, strict=True))
         }
-
-
-def _at_the_start(model: Model, on_block: OnBlock | None) -> OnBlock | None:
-    """Tells of the first block whatever block comes: these tokens are none that people wait for."""
-    if on_block is None:
-        return None
-    return lambda progress: on_block(Progress(1, progress.blocks, model.blocks[0].kind))

@@ -94,7 +94,7 @@ class StructuredMethod:
         blocks = len(model.blocks)
         for t, block in enumerate(model.blocks, start=1):
             if on_block is not None:
-                on_block(Progress(t, blocks, block.kind))
+                on_block(Progress(t, blocks, block.kind, done=(t - 1) / blocks))
             try:
                 z, widths = self.step(block, z, arithmetic)
             except NonFiniteBoundError as error:

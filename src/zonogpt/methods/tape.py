@@ -15,6 +15,7 @@ from zonogpt.methods.method import NonFiniteBlockError
 from zonogpt.methods.prefixes import BatchPrefix, PrefixCache, first_moving
 from zonogpt.methods.start import Start, start
 from zonogpt.methods.walk import Step, Walk
+from zonogpt.methods.work import Tick, nobody
 from zonogpt.model.nodes import size_of
 from zonogpt.spec.spec import Spec
 from zonogpt.transforms.ellipsoidal.norm import NormStep, norm_step
@@ -35,8 +36,16 @@ class Tape:
     limit: int  # bytes of temporaries
 
 
-def forward(walk: Walk, specs: Sequence[Spec], dtype: torch.dtype, prefixes: PrefixCache | None = None) -> Tape:
+def forward(
+    walk: Walk,
+    specs: Sequence[Spec],
+    dtype: torch.dtype,
+    prefixes: PrefixCache | None = None,
+    still: Tick = nobody,
+) -> Tape:
     """Centre and ellipsoids in the model's type, the symbols' tangents in `dtype`.
+
+    `still` is told of every block that tokens before the first that moves enter.
 
     `walk` knows of no padding and no prefix yet: they are the specs'. `prefixes` remembers what inputs begin with.
     """
@@ -47,7 +56,7 @@ def forward(walk: Walk, specs: Sequence[Spec], dtype: torch.dtype, prefixes: Pre
     prefixes = prefixes or PrefixCache(model, arithmetic)
     if prefixes.model is not model or prefixes.arithmetic != arithmetic:
         raise ValueError("what inputs begin with was remembered for another model, or other arithmetic")
-    before = prefixes.of(specs, begin, walk.limit, walk.on_block)
+    before = prefixes.of(specs, begin, walk.limit, still)
     walk = replace(walk, padding=begin.as_padding(), prefix=None if before is None else before.seen)
     z, steps = begin.z, list[Step]()
     for _, behind, step in walk.steps(begin.z):

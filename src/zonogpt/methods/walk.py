@@ -11,8 +11,9 @@ from torch import Tensor
 from zonogpt.domains.choices import Choices
 from zonogpt.domains.ellipsoidal import EllipsoidalZonotope
 from zonogpt.domains.finite import NonFiniteBoundError
-from zonogpt.methods.method import NonFiniteBlockError, OnBlock, Progress
+from zonogpt.methods.method import NonFiniteBlockError
 from zonogpt.methods.rules import Rules
+from zonogpt.methods.work import Tick, nobody
 from zonogpt.model.arithmetic import Arithmetic
 from zonogpt.model.ir import Model
 from zonogpt.model.nodes import Attention, Block, Mlp
@@ -96,7 +97,7 @@ class Walk:
     padding: Tensor | None = None
     prefix: Callable[[int], Prefix] | None = None
     every_token: bool = False
-    on_block: OnBlock | None = None
+    tick: Tick = nobody  # told of every block
 
     @property
     def last_attention(self) -> int:
@@ -107,10 +108,8 @@ class Walk:
         self, z: EllipsoidalZonotope, count: int | None = None
     ) -> Iterator[tuple[int, EllipsoidalZonotope, Step]]:
         """Block by block, of the first `count`: its number from 0, the set behind it, and its step."""
-        blocks = len(self.model.blocks)
         for t, block in enumerate(self.model.blocks[:count]):
-            if self.on_block is not None:
-                self.on_block(Progress(t + 1, blocks, block.kind))
+            self.tick(t, 0.0)
             prefix = self.prefix(t) if self.prefix is not None and block.shape.heads else None
             at = Surroundings(prefix, self._queries(t, z, prefix), self.padding, self.limit, self.arithmetic)
             try:

@@ -29,10 +29,11 @@ from zonogpt.errors import CertificateError, ModelError, OptionError
 from zonogpt.methods.adjoint import adjoint
 from zonogpt.methods.ellipsoidal import sizes
 from zonogpt.methods.method import NonFiniteBlockError, OnBlock
-from zonogpt.methods.plan import chunk_bytes
+from zonogpt.methods.plan import chunk_bytes, whole_sizes
 from zonogpt.methods.rules import Rules
 from zonogpt.methods.tape import Tape, forward
 from zonogpt.methods.walk import Walk
+from zonogpt.methods.work import Teller, Tick, nobody, work_of
 from zonogpt.model.activations import GELU_TANH
 from zonogpt.model.ir import Model, image_embedding
 from zonogpt.model.nodes import Attention, Block, Mlp, Norm
@@ -83,9 +84,9 @@ def write_certificate(
     limit = chunk_bytes(sizes(net, here), 8, 1, None)
     with torch.no_grad(), full_precision(at), with_room():
         try:
-            walk = Walk(net, limit, every_token=True, on_block=on_block)
-            tape = forward(walk, [here], torch.float64)
-            arrays, margins = _claim(tape, here)
+            teller = Teller(on_block, tuple(block.kind for block in net.blocks), work_of(whole_sizes(net, here)))
+            tape = forward(Walk(net, limit, every_token=True, tick=teller.tick("forward")), [here], torch.float64)
+            arrays, margins = _claim(tape, here, teller.tick("backward"))
         except (NonFiniteBlockError, NonFiniteBoundError) as error:
             raise CertificateError(f"no certificate: {error}") from error
         except (MemoryError, RuntimeError) as error:
@@ -217,9 +218,9 @@ def _input(arrays: Arrays, model: Model, spec: Spec) -> dict[str, Any]:
     return about | {"sha256": _digest(said, sets)}
 
 
-def _claim(tape: Tape, spec: Spec) -> tuple[Arrays, Tensor]:
+def _claim(tape: Tape, spec: Spec, tick: Tick = nobody) -> tuple[Arrays, Tensor]:
     """The claim's margins, and what every step takes from those rows that go back through all blocks."""
-    margins, rows, losses = adjoint(tape)
+    margins, rows, losses = adjoint(tape, tick)
     arrays: Arrays = {"claim.rows": rows[0].cpu().numpy()}
     if isinstance(spec.claim, LinearClaim):
         arrays |= {"claim.matrix": _floats(spec.claim.rows), "claim.offset": _floats(spec.claim.offset)}

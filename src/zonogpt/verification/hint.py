@@ -19,6 +19,9 @@ def with_hint(run: Verification, spec: Spec, result: Result, seconds: float) -> 
     if run.options.method != "E" or hopeless or not spec.radius:  # a box has none
         return result
     started = time.perf_counter()
+    tell = run.on_block
+    if tell is not None:
+        run = dataclasses.replace(run, on_block=lambda progress: tell(dataclasses.replace(progress, task="hint")))
     smaller = smaller_radius(run, spec, seconds)
     advice = f"; radius {smaller:g} is certified" if smaller else ""
     return dataclasses.replace(

@@ -196,12 +196,15 @@ class Verification:
             finding = replay(self.session.exact, spec, self.session.original, spec.input.anchor)
         if not self.options.attack or finding.counterexample is not None:
             return finding
+        if self.on_block is not None:
+            self.on_block(Progress(0, len(self.session.model.blocks), "", "search"))
         return self.session.search(spec, self.options, deadline)
 
     def _bounds(self, specs: Sequence[Spec], deadline: float) -> list[Bounds | NoBounds]:
         def watch(progress: Progress) -> None:
             if time.perf_counter() > deadline:
-                raise _OutOfTimeError(f"out of time before block {progress.block} of {progress.blocks}")
+                back = " on the way back" if progress.part == "backward" else ""
+                raise _OutOfTimeError(f"out of time before block {progress.block} of {progress.blocks}{back}")
             if self.on_block is not None:
                 self.on_block(progress)
 

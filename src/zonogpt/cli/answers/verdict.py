@@ -61,7 +61,7 @@ def answer(
     specs = build_specs(net, inputs, claimed, radius)
     wanted = sys.stderr.isatty() and not files.quiet if hint is None else hint
     verifier = Verifier(net, method=run.method, attack=attack, hint=wanted, **run.options)
-    with block_bar(net, files.quiet) as show:
+    with block_bar(files.quiet) as show:
         results = [verifier.verify(spec, on_block=show) for spec in specs]
     if inputs.each:
         return tell_many(results, specs, net, files)
@@ -126,7 +126,7 @@ def certified(net: Model, spec: Spec, result: Result, file: Path, check: bool, q
             print("checking the certificate", file=sys.stderr)
 
     try:
-        with block_bar(net, quiet) as show:
+        with block_bar(quiet) as show:
             written = attempt(write_certificate, net, spec, file, result.device, show, check, checking)
     except CertificateError as error:
         if quiet:
@@ -145,15 +145,30 @@ def saved(spec: Spec, result: Result, file: Path | None) -> list[str]:
 
 
 @contextmanager
-def block_bar(net: Model, quiet: bool) -> Iterator[Callable[[Progress], None]]:
-    """A bar over the blocks, and the function that moves it."""
-    with progress_bar(quiet) as bar:
-        task = bar.add_task("embedding", total=len(net.blocks))
+def block_bar(quiet: bool) -> Iterator[Callable[[Progress], None]]:
+    """A bar over the work of a run, with the time that remains, and the function that moves it."""
+    with progress_bar(quiet, estimate=True) as bar:
+        at = bar.add_task("unperturbed input", total=None)
+        task = ""
 
         def show(progress: Progress) -> None:
-            bar.update(task, completed=progress.block - 1, description=f"block {progress.block} ({progress.kind})")
+            nonlocal at, task
+            if progress.task != task or progress.done < (bar.tasks[-1].completed or 0.0):  # another run begins
+                bar.remove_task(at)
+                at, task = bar.add_task("", total=1.0), progress.task
+            bar.update(at, completed=progress.done, total=None if progress.part == "search" else 1.0,
+                       description=said_of(progress))  # fmt: skip
 
         yield show
+
+
+def said_of(progress: Progress) -> str:
+    """ "hint: block 3 of 12 (mlp), backward"."""
+    if progress.part == "search":
+        return "search for a counterexample"
+    what = f"block {progress.block} of {progress.blocks} ({progress.kind})"
+    part = {"forward": "", "backward": ", backward", "still tokens": ", tokens that do not move"}[progress.part]
+    return f"{progress.task}: {what}{part}" if progress.task else what + part
 
 
 def build_specs(net: Model, inputs: Inputs, claimed: Claimed, radius: float) -> list[Spec]:
