@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+import zonogpt
+from builders import image_model
+from named_model import save_named_model
 from zonogpt.methods.ledger import Ledger, LedgerEntry
 from zonogpt.studies.accuracy.figure import accuracy_figure, parts
 from zonogpt.studies.accuracy.table import AccuracyLine
@@ -257,3 +260,50 @@ def test_sets_of_the_worked_example_lie_above_their_samples():
     intervals = figure.axes[-1]
     low, high = intervals.get_xlim()
     assert all(low < bar.get_x() and bar.get_x() + bar.get_width() < high for bar in intervals.patches)
+
+
+@pytest.mark.parametrize(("radius", "method"), [(1e-6, "E"), (0.5, "E"), (1e-6, "A")])
+def test_a_result_draws_its_margins_and_losses(radius, method):
+    model = zonogpt.load(image_model())
+    result = zonogpt.verify(model, zonogpt.image_ball(model, torch.full((6, 4), 0.5), radius), method=method)
+    figure = result.plot()
+    bars = [bar.get_width() for bar in figure.axes[0].patches]
+    assert bars == pytest.approx(sorted(result.margins.tolist()))
+    rivals = [int(label.get_text()) for label in figure.axes[0].get_yticklabels()]
+    assert sorted([*rivals, result.label]) == [0, 1, 2]
+    assert len(figure.axes) == (2 if method == "E" else 1)
+    if method == "E":
+        lost = sum(bar.get_width() for bar in figure.axes[1].patches)
+        assert lost == pytest.approx(sum(entry.width for entry in result.ledger.entries))
+
+
+def test_studies_draw_themselves_and_are_tables_in_notebooks():
+    model = zonogpt.load("zoo:digits")
+    data = zonogpt.open_dataset("zoo:digits", model)
+    certified = zonogpt.certify(model, data, [1e-4], count=1, attack=False)
+    compared = zonogpt.compare(model, data, ("E", "attack"), count=1, grid=[1e-4], tolerance=1.0)
+    for whole, words in ((certified, ("certified",)), (compared, ("mean radius", "at 0.0001", "attack"))):
+        assert whole.plot().axes
+        page = whole._repr_html_()
+        assert page.startswith("<table")
+        assert page.endswith("</table>")
+        assert all(word in page for word in words)
+        assert repr(whole).count("\n") == 0
+        assert len(repr(whole)) < 300
+
+
+def test_notebooks_see_what_moves_and_nothing_else_than_text(tmp_path):
+    """A token, a label or a path may hold markup: it is shown, not followed."""
+    labels = {0: "<b>bad</b>", 1: "good", 2: "so so"}
+    model = zonogpt.load(
+        save_named_model(tmp_path, pad_token_id=329, id2label=labels, label2id={v: k for k, v in labels.items()})
+    )
+    text = zonogpt.text(model, "a <i>good</i> film")
+    result = zonogpt.verify(model, zonogpt.embedding_ball(model, text, text.at("good"), 1e-7, 0))
+    page = result._repr_html_()
+    assert "<mark>good</mark>" in page
+    assert "<i>" not in page
+    assert "&lt;b&gt;bad&lt;/b&gt;" in page
+    images = zonogpt.load(image_model())
+    picture = zonogpt.verify(images, zonogpt.image_ball(images, torch.full((6, 4), 0.5), 1e-6))
+    assert "<mark>" not in picture._repr_html_()

@@ -15,6 +15,7 @@ from torch import Tensor
 from zonogpt.errors import RecordError
 from zonogpt.methods.ledger import Guarantee, Ledger, LedgerEntry
 from zonogpt.model.arithmetic import Arithmetic, meaning
+from zonogpt.support import html
 from zonogpt.support.files import parse_json
 from zonogpt.support.tensors import ByValue
 from zonogpt.verification.subject import Subject
@@ -87,6 +88,29 @@ class Result(ByValue):
         reach = "a box" if self.radius is None else f"radius {self.radius:g}"
         took = f"{self.seconds:.2f} s" + ("" if self.hint_seconds is None else f" and {self.hint_seconds:.2f} s (hint)")
         return f"Result({self.verdict}; {self.claim}, {reach}, method {self.method}, {took}\n  {self.reason})"
+
+    def _repr_html_(self) -> str:
+        reach = None if self.radius is None else f"{self.radius:g}"
+        rows: list[tuple[str, object]] = [
+            ("verdict", self.verdict),
+            ("claim", self.claim),
+            ("radius", reach),
+            ("lowest margin", float(self.margins.min())),
+            ("method", self.method),
+            ("seconds", self.seconds),
+            ("reason", self.reason),
+        ]
+        moved = self.about.get("input", {})
+        text = ""
+        if moved.get("tokens") is not None:
+            text = f"<p>{html.marked(moved['tokens'], [token['position'] for token in moved['moved']])}</p>"
+        return text + html.table(("", ""), rows)
+
+    def plot(self) -> Any:
+        """A matplotlib figure: the certified margins, and of method E what each block takes from them."""
+        from zonogpt.verification.picture import result_figure  # matplotlib is slow to import
+
+        return result_figure(self)
 
     def to_json(self) -> str:
         """One JSON object, described by schemas/result.json; infinities are the strings "inf" and "-inf"."""

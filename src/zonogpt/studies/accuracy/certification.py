@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,6 +26,7 @@ from zonogpt.studies.engine.engine import Engine, collect
 from zonogpt.studies.engine.watcher import Watcher
 from zonogpt.studies.examples import Entry, Examples, chosen_indices
 from zonogpt.studies.rows.store import open_store
+from zonogpt.support import html
 from zonogpt.support.files import as_path
 from zonogpt.verification.options import Options, as_device, as_dtype, check_list
 from zonogpt.verification.session import check_ready
@@ -35,15 +37,34 @@ TOGETHER_CPU, TOGETHER_GPU = 4, 32
 OnRow = Callable[[AccuracyRow], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Certification:
+    """A run of `certify`: its settings, a row for each example and radius, and a table of counts."""
+
     settings: AccuracySettings
     radii: tuple[float, ...]
     rows: tuple[AccuracyRow, ...]  # by example, then radius
 
     @property
     def table(self) -> tuple[AccuracyLine, ...]:
+        """How many examples are clean, certified, survived and unknown: a line per radius."""
         return tabulate(self.rows, self.radii)
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{line.certified} of {line.examples} at {line.radius:g}" for line in self.table)
+        return f"Certification(method {self.settings.method}, l_{self.settings.norm}: certified {counts})"
+
+    def _repr_html_(self) -> str:
+        columns = ("radius", "examples", "clean", "certified", "survived", "unknown", "seconds")
+        rows = [[getattr(line, name) for name in columns] for line in self.table]
+        return html.table(columns, rows, f"method {self.settings.method}, l_{self.settings.norm} ball")
+
+    def plot(self) -> Any:
+        """A matplotlib figure: at each radius, what is proved, unknown and broken."""
+        from zonogpt.studies.accuracy.figure import accuracy_figure  # matplotlib is slow to import
+
+        title = f"Accuracy under l_{self.settings.norm} changes, method {self.settings.method}"
+        return accuracy_figure(self.table, title, self.settings.norm)
 
 
 def certify(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,17 +26,49 @@ from zonogpt.studies.radii.job import RadiusJob, RadiusTask
 from zonogpt.studies.radii.ladder import Ladder
 from zonogpt.studies.radii.radius import TOLERANCE, require_order
 from zonogpt.studies.radii.rows import ATTACK, RadiusRow, RadiusSettings, key_of
+from zonogpt.studies.radii.table import MethodLine, tabulate
 from zonogpt.studies.rows.store import open_store
+from zonogpt.support import html
 from zonogpt.support.files import as_path
 from zonogpt.verification.options import Options, as_device, as_dtype, check_list
 from zonogpt.verification.session import check_ready
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
+    """A run of `compare`: its settings, a row for each input and method, and a table of methods."""
+
     settings: RadiusSettings
     methods: tuple[str, ...]
     rows: tuple[RadiusRow, ...]  # by input, then method
+
+    @property
+    def table(self) -> tuple[MethodLine, ...]:
+        """What each method proves, how far, how fast, in how much memory."""
+        return tabulate(self.rows, self.methods, self.settings.grid)
+
+    def __repr__(self) -> str:
+        radii = ", ".join(
+            f"{line.method} {'none' if line.radius is None else format(line.radius, '.3g')}" for line in self.table
+        )
+        return f"Comparison({self.table[0].inputs} inputs, l_{self.settings.norm}; mean radius: {radii})"
+
+    def _repr_html_(self) -> str:
+        grid = self.settings.grid
+        columns = ("method", *(f"at {radius:g}" for radius in grid), "mean radius", "s / run", "MiB")
+        rows = [
+            (line.method, *line.counts, line.radius, line.seconds_per_run, round(line.peak_bytes / 2**20))
+            for line in self.table
+        ]
+        return html.table(columns, rows, f"{self.table[0].inputs} inputs, l_{self.settings.norm} ball")
+
+    def plot(self) -> Any:
+        """A matplotlib figure: proved counts, radii, seconds and memory of each method."""
+        from zonogpt.studies.radii.figure import comparison_figure  # matplotlib is slow to import
+
+        norm = self.settings.norm
+        title = f"{self.table[0].inputs} inputs, l_{norm} ball"
+        return comparison_figure(self.table, self.rows, self.settings.grid, title, norm)
 
 
 def compare(
