@@ -27,6 +27,7 @@ app = typer.Typer(
     epilog="Start with:  zonogpt demo   or   zonogpt verify zoo:digits --image zoo:digits/0 --radius 2e-3",
     invoke_without_command=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
     context_settings=HELP,
 )
 app.command(epilog=verdict.EXAMPLES, context_settings=HELP)(verdict.verify)

@@ -89,7 +89,8 @@ def answer(
 def tell_many(results: Sequence[Result], specs: Sequence[Spec], net: Model, files: VerdictFiles) -> int:
     """Token by token; what is true of all of them comes first."""
     status = next(status for status in WORST if any(result.status == status for result in results))
-    worst = next(result for result in results if result.status == status)
+    alike = [result for result in results if result.status == status]
+    worst = min(alike, key=lambda result: float(result.margins.min()))
     out = answer_stream(files.json)
     print(worst.verdict, file=out)
     if not files.quiet:
@@ -108,7 +109,7 @@ def tell_many(results: Sequence[Result], specs: Sequence[Spec], net: Model, file
             margin = "" if result.status == "falsified" else f"{float(result.margins.min()):.4g}"
             table.add_row(moving(net, spec), result.status, margin, certified or "-", f"{result.seconds:.2f}")
         print_table(table, out)
-        print(worst.reason, file=out)
+        print(f"the worst: {worst.reason}", file=out)
     out.flush()
     if files.json is not None:
         whole = {"schema": MANY_SCHEMA, "results": [json.loads(result.to_json()) for result in results]}

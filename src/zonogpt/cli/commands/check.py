@@ -19,7 +19,7 @@ def check(
     certificate: Annotated[Path, typer.Argument(help="File from `zonogpt verify --certificate`.")],
     model: options.ModelName,
 ) -> None:
-    """Goes through a certificate line by line, with a program of its own that shares no code with `verify`.
+    """Check a certificate line by line, with a program of its own that shares no code with `verify`.
 
     Exit code: 0 valid, 1 not valid (the first line that does not hold is named), 2 unreadable.
     """
