@@ -219,9 +219,9 @@ def lambda_max(Q: Tensor, squarings: int = 4) -> Tensor:
             power, log_scale = power / size[..., None, None], log_scale + size.log()
         power, log_scale = symmetric_product(power, power), 2 * log_scale
     log_norm = (torch.linalg.matrix_norm(power) + floor).log() + log_scale
-    # |fl(P^2) - P^2|_F <= gamma_d |P|_F^2 <= gamma_d sqrt(d) |P^2|_F: so much of the last norm each squaring rounds,
-    # and each root behind it halves that; of the eigenvalue all of them take at most gamma_d trace(Q), added at the
-    # end. The last norm is a sum of d^2. The logarithms are at most 2^squarings log(d) in size.
+    # A squaring errs by |fl(P^2) - P^2|_F <= gamma_d |P|_F^2 <= gamma_d sqrt(d) |P^2|_F, a share of the norm that every
+    # root taken later halves. All squarings together move the eigenvalue by at most gamma_d trace(Q), which is added at
+    # the end. The last norm adds up d^2 squares, and the logarithms are at most 2^squarings log(d) in size.
     d = Q.shape[-1]
     squaring, norm, logarithms = math.ceil((d + 4) * math.sqrt(d)), d * d >> (squarings + 1), 16 + 4 * d.bit_length()
     outward = 1 + gamma(squaring + norm + logarithms, Q.dtype)

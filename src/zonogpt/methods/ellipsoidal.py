@@ -41,10 +41,10 @@ from zonogpt.model.ir import Model
 from zonogpt.spec.spec import Spec
 from zonogpt.support.memory import free_bytes
 
-# Every spec of a batch has at least this part of the most moving tokens among them: the rest is work for nothing. A GPU
-# waits for small calls longer than it works on them; a CPU gains nothing.
+# Specs are bounded together if none has fewer moving tokens than this share of the batch's largest number, because
+# padding is wasted work. A GPU gains from large batches; a CPU does not, so it pads nothing.
 LEAST_MOVING = {"cuda": 0.75}
-TOGETHER = {"cuda": 256}  # the same of tokens before the first that moves, which have no symbols
+TOGETHER = {"cuda": 256}  # still tokens that are propagated together
 SHORT = 64  # up to so many tokens, sequences may be padded to twice their length; longer ones not at all
 
 
