@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 import zonogpt
 from builders import generator, image_model, text_classifier
 from program import zono
+from zonogpt.cli.options import number
 from zonogpt.errors import CertificateError
 from zonogpt.model.nodes import Head
 from zonogpt.spec.claims import TopClaim, margin_claim, top_claim
@@ -176,10 +179,18 @@ def test_functionals_of_top_k_are_those_of_its_margins():
     assert torch.equal(asked.magnitude(y), plain.magnitude(y))
 
 
+def test_a_fraction_is_rounded_up():
+    for text in ("8/255", "1/3", "2/3", "1/10", "0.5/255", "1e-3/7"):
+        above, below = map(Fraction, text.split("/"))
+        found = number(text, "--radius")
+        assert Fraction(found) >= above / below > Fraction(math.nextafter(found, 0))
+    assert number("1/4", "--radius") == 0.25
+
+
 def test_a_fraction_is_a_radius(tmp_path):
-    run = zono("verify", "zoo:digits", "--image", "zoo:digits/0", "--radius", "1/1000", "--json", tmp_path / "r.json")
+    run = zono("verify", "zoo:digits", "--image", "zoo:digits/0", "--radius", "1/1024", "--json", tmp_path / "r.json")
     assert run.returncode == 0, run.stderr
-    assert json.loads((tmp_path / "r.json").read_text())["radius"] == 1 / 1000
+    assert json.loads((tmp_path / "r.json").read_text())["radius"] == 2**-10
     for bad in ("1/0", "a/b", "1/2/3", ""):
         run = zono("verify", "zoo:digits", "--image", "zoo:digits/0", "--radius", bad)
         assert (run.returncode, "as 0.01 or 8/255" in run.stderr) == (2, True)

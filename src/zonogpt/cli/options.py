@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
 
@@ -126,7 +127,7 @@ def numbers(text: str, name: str) -> list[float]:
 
 
 def number(text: str, name: str) -> float:
-    """ "8/255" -> 0.03137...; the nearest float."""
+    """ "8/255" -> 0.03137...; a fraction is rounded up, as a ball of it must not be too small."""
     found = numbers(text, name)
     if len(found) != 1:
         raise OptionError(f"{name} takes one number, as 0.01 or 8/255; got {text!r}")
@@ -136,9 +137,16 @@ def number(text: str, name: str) -> float:
 def _number(part: str, text: str, name: str) -> float:
     above, slash, below = part.partition("/")
     try:
-        return float(above) / float(below) if slash else float(above)
-    except (ValueError, ZeroDivisionError) as error:
+        if "/" in below:
+            raise ValueError("two fraction bars")
+        return _rounded_up(Fraction(above) / Fraction(below)) if slash else float(above)
+    except (ValueError, ZeroDivisionError, OverflowError) as error:
         raise OptionError(f"{name} takes numbers separated by commas, as 0.01 or 8/255; got {text!r}") from error
+
+
+def _rounded_up(exact: Fraction) -> float:
+    nearest = float(exact)
+    return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)
 
 
 def two_numbers(text: str, name: str) -> tuple[float, float]:

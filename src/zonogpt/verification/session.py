@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -52,6 +52,7 @@ class Session:
     model: Model  # as it was given
     exact: Model  # in float64, where the work is done: outputs, bounds and searches are computed with it
     original: Original | None  # which judges counterexamples
+    _ready: set[tuple[str, str]] = field(default_factory=set)  # methods and arithmetics that suit the model
 
     @staticmethod
     def open(model: Model, options: Options) -> Session:
@@ -71,8 +72,15 @@ class Session:
         """The spec where the work is done."""
         return moved(spec, self.device, torch.float64)
 
+    def require(self, options: Options) -> None:
+        """OptionError unless these options suit the model; they may be others than the session was opened with."""
+        if (options.method, options.arithmetic) not in self._ready:
+            check_ready(self.model, options, elsewhere=True)
+            self._ready.add((options.method, options.arithmetic))
+
     def prepare(self, specs: Sequence[Spec], options: Options, on_block: OnBlock | None = None) -> Verification:
         """What is needed to verify these specs, or smaller ones around the same inputs."""
+        self.require(options)
         for spec in specs:
             check_match(self.model, spec)
         with computing(self.device):

@@ -57,8 +57,9 @@ from zonogpt.transforms.queries import Queries
 class LayerNormStep:
     """For every x in Z:  LN(x) = centre + J (x - c) + e + s,  |s| <= rounding,  e + s in the ellipsoid of `error_gram`.
 
-    J is LayerNorm's Jacobian at c where `sloped`, zero elsewhere. Both bounds of s hold whatever applying J rounds off:
-    `rounding` to functionals, in the type of z.c; `error_gram` to tangents, in the type of z.G.
+    J is LayerNorm's Jacobian at c where `sloped`, zero elsewhere. Both bounds of s include what applying J rounds off:
+    `rounding` when J is applied to functionals, in the type of z.c, `error_gram` when it is applied to tangents, in the
+    type of z.G.
     """
 
     norm: Norm
