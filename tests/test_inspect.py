@@ -12,7 +12,7 @@ from transformers import GPT2LMHeadModel
 
 import zonogpt
 from builders import config, image_config, language_model
-from zonogpt.cli.answers.inspection import PROCESS_BYTES
+from zonogpt.cli.answers.inspection import PROCESS_BYTES, duration
 from zonogpt.domains.structured import generator_limit
 from zonogpt.errors import OptionError
 from zonogpt.methods import METHODS, plan
@@ -24,6 +24,7 @@ from zonogpt.methods.walk import Walk
 from zonogpt.model.ir import Model
 from zonogpt.model.nodes import Shape
 from zonogpt.support.tensors import map_tensors, tensors_in
+from zonogpt.verification import inspection
 from zonogpt.verification.inspection import dense_bytes, structured_bytes
 
 GIB = 2**30
@@ -223,3 +224,16 @@ def test_bad_options():
     found = zonogpt.inspect(text, 4, [1, 3])
     assert (found.tokens, found.moving, found.inputs) == (4, 2, 24)
     assert generator_limit(1, 1, 1) == 64
+
+
+def test_time_is_told_where_it_can_be(monkeypatch):
+    """Twice the work at the same speed takes longer, twice the speed less; one digit is all that is said."""
+    text = zonogpt.load(language_model())
+    assert zonogpt.inspect(text).seconds is None
+    monkeypatch.setattr(inspection, "multiply_adds_per_second", lambda device: 1e6)
+    few, many = (zonogpt.inspect(text, 6, at).seconds for at in ([5], "all"))
+    assert 0 < few < many
+    monkeypatch.setattr(inspection, "multiply_adds_per_second", lambda device: 2e6)
+    assert zonogpt.inspect(text, 6, "all").seconds < many
+    said = [duration(seconds) for seconds in (0.0123, 1.44, 96.0, 700.0, 9000.0)]
+    assert said == ["0.01 s", "1 s", "100 s", "10 minutes", "2 hours"]

@@ -13,12 +13,16 @@ from zonogpt.methods import METHODS
 from zonogpt.methods.method import Numerics
 from zonogpt.methods.plan import Plan, Sizes, block_sizes, held_bytes
 from zonogpt.methods.structured import pool_limit
+from zonogpt.methods.work import work_of
 from zonogpt.model.ir import Model, as_ids, check_model
 from zonogpt.spec.positions import Positions
 from zonogpt.spec.spec import Ids, check_positions
 from zonogpt.support.memory import free_bytes
+from zonogpt.support.speed import multiply_adds_per_second
 from zonogpt.support.tensors import tensors_in
 from zonogpt.verification.options import as_dtype, check_limits
+
+SECONDS_PER_BLOCK, SHARE_OF_SPEED = 0.01, 0.25  # method E on two CPU cores and on a GPU, as measured
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Inspection:
     dense_input_bytes: int  # the same as dense generators
     generator_limit: int
     plans: dict[str, Plan]  # method -> prediction, of those that have rules for the model; empty without tokens
+    seconds: float | None  # about what one run of method E takes here: right to a factor of 3; None without tokens
 
 
 def inspect(
@@ -68,7 +73,7 @@ def inspect(
         if tokens is None and positions is not None:
             raise OptionError("positions are of tokens: give a text, or how many tokens there are")
         length, at = _text(model, tokens, longest, positions)
-    plans = {}
+    plans, seconds = {}, None
     if at:
         first = at[0] if model.causal else 0
         rows = max(1, model.n_outputs - 1)
@@ -80,6 +85,8 @@ def inspect(
             for name, method in METHODS.items()
             if method.rules.cover(model)
         }
+        if "E" in plans:
+            seconds = about_seconds(work_of(behind).total, len(model.blocks), multiply_adds_per_second(model.device))
     n_parameters = count_parameters(model)
     run_parameters = count_parameters((model.blocks, model.head))
     return Inspection(
@@ -105,6 +112,7 @@ def inspect(
         dense_input_bytes=dense_bytes(length, d),
         generator_limit=pool_limit(length, d, run_dtype, budget_bytes),
         plans=plans,
+        seconds=seconds,
     )
 
 
@@ -124,6 +132,12 @@ def _text(
     if isinstance(chosen, str):
         chosen = Positions.parse(chosen).of(content, length)
     return length, tuple(sorted(check_positions(chosen, length, length)))
+
+
+def about_seconds(multiply_adds: float, blocks: int, per_second: float) -> float:
+    """Of method E, whose products are smaller than those that the device was measured with; each block costs some time
+    whatever its size."""
+    return SECONDS_PER_BLOCK * blocks + multiply_adds / (SHARE_OF_SPEED * per_second)
 
 
 def structured_bytes(n_tokens: int, width: int) -> int:

@@ -94,6 +94,16 @@ def show(found: Inspection, console: Console) -> None:
             "fits" if plan.peak_bytes <= found.free_bytes else "does not fit",
         )
     console.print(table)
+    if found.seconds is not None:
+        console.print(f"one run of E takes very roughly {duration(found.seconds)} here")
+
+
+def duration(seconds: float) -> str:
+    """One digit: it is no better than that."""
+    for unit, size in (("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{float(f'{seconds / size:.1g}'):g} {unit}"
+    return f"{float(f'{seconds:.1g}'):g} s"
 
 
 def gib(count: int) -> str:
