@@ -121,12 +121,12 @@ def _case(name: str, model: zonogpt.Model, raw: Tensor, label: int, norm: float)
         return None
     if name in IMAGE_SHAPES:
         trigger = trigger_of(name).double()
-        spec = zonogpt.image_ball(model, raw, 1.0001 * float(trigger.norm(p=norm)), label, norm)
+        spec = zonogpt.image_ball(model, raw, 1.0001 * float(trigger.norm(p=norm)), label, norm=norm)
         planted = raw.double() + trigger
     else:
         width = TEXT_SHAPES[name][1]
         length = float(direction(width).double().norm(p=norm))
-        spec = zonogpt.embedding_ball(model, raw, [POSITION], 1.0001 * length, label, norm)
+        spec = zonogpt.embedding_ball(model, raw, [POSITION], 1.0001 * length, label, norm=norm)
         planted = spec.input.anchor + direction(width).double()
     output = model.forward(spec.input.embed(planted).to(model.dtype))
     return Case(name, model, spec, planted) if int(output.argmax()) == 0 else None

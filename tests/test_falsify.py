@@ -39,9 +39,12 @@ def exactly_inside(spec, raw):
 
 
 def models():
-    yield zonogpt.load(image_model(1)), lambda m, r, p, y=None: zonogpt.image_ball(m, IMAGE, r, y, p)
+    yield zonogpt.load(image_model(1)), lambda m, r, p, y=None: zonogpt.image_ball(m, IMAGE, r, y, norm=p)
     for hf in (text_classifier(3), language_model(4)):
-        yield zonogpt.load(hf), lambda m, r, p, y=None: zonogpt.embedding_ball(m, [3, 5, 1, 12, 7], [1, 3], r, y, p)
+        yield (
+            zonogpt.load(hf),
+            lambda m, r, p, y=None: zonogpt.embedding_ball(m, [3, 5, 1, 12, 7], [1, 3], r, y, norm=p),
+        )
 
 
 @pytest.mark.parametrize("norm", NORMS)

@@ -110,7 +110,7 @@ def test_keys_and_values_of_still_tokens_hold_what_float32_rounds(accounted):
         spec = zonogpt.embedding_ball(exact, [3, 5, 1, 12, 7, 2], [5], 1e-6)
         memory = PrefixCache(model)
         with torch.no_grad(), contextlib.nullcontext() if accounted else unaccounted():
-            before = memory.of([spec], start(model, [spec], torch.float32, 1), LIMIT, None)
+            before = memory.of([spec], start(model, [spec], torch.float32, 1), LIMIT)
         x = spec.input.embed(spec.input.anchor)[:5]
         for t, block in enumerate(exact.blocks):
             if block.kind == "attention":
@@ -130,9 +130,7 @@ def test_keys_and_values_of_still_tokens_hold_executions_in_float32():
         ids = [3, 5, 1, 12, 7, 2]
         spec = zonogpt.embedding_ball(exact, ids, [5], 1e-6)
         with torch.no_grad():
-            before = PrefixCache(exact, "float32").of(
-                [spec], start(exact, [spec], torch.float64, 1, "float32"), LIMIT, None
-            )
+            before = PrefixCache(exact, "float32").of([spec], start(exact, [spec], torch.float64, 1, "float32"), LIMIT)
         x = short.embedding(torch.tensor(ids))[:5]
         for t, block in enumerate(exact.blocks):
             if block.kind == "attention":
@@ -155,7 +153,7 @@ def test_each_block_before_is_executed_in_float32(kind, monkeypatch):
     monkeypatch.setattr(prefixes, "embedded_centre", lambda box, arithmetic: (x.double(), torch.zeros_like(x).double()))
     with torch.no_grad():
         begin = start(exact, [spec], torch.float64, 1, "float32")
-        seen = PrefixCache(exact, "float32").of([spec], begin, LIMIT, None).seen(1)
+        seen = PrefixCache(exact, "float32").of([spec], begin, LIMIT).seen(1)
     executed, of = exact.blocks[1].norm(short.blocks[0](x)[:5].double()), exact.blocks[1].branch
     for w, radius in ((of.w_k, seen.K), (of.w_v, seen.V)):
         off = (executed - seen.n[0]) @ w
@@ -312,7 +310,10 @@ def test_time_is_watched_while_they_are_propagated():
     with torch.no_grad():
         METHODS["E"].bound_many(model, [spec], Numerics(), seen.append)
     blocks = len(model.blocks)
-    assert [p.block for p in seen] == [1] * (blocks - 1) + list(range(1, blocks + 1))
+    still = [p.block for p in seen if p.part == "still tokens"]
+    assert still == list(range(1, blocks))  # nobody sees them behind the last attention
+    assert [p.part for p in seen[: len(still)]] == ["still tokens"] * len(still)
+    assert [p.block for p in seen if p.part == "forward"] == list(range(1, blocks + 1))
 
 
 def test_what_the_first_tokens_lose_at_the_head_is_no_gain(monkeypatch):

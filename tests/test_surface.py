@@ -1,7 +1,9 @@
 """The public interface: its names, what they cost to ask for, and what a person reads."""
 
 import ast
+import dataclasses
 import inspect
+import re
 import subprocess
 import sys
 import time
@@ -278,3 +280,10 @@ def test_a_method_of_ones_own(monkeypatch):
         assert (result.status, result.margins.tolist()) == ("unknown", [-1.0, -1.0])
     finally:
         del zonogpt.METHODS["cautious"]
+
+
+@pytest.mark.parametrize("name", [n for n in zonogpt.__all__ if dataclasses.is_dataclass(getattr(zonogpt, n))])
+def test_help_tells_of_every_field(name):
+    said = inspect.getdoc(getattr(zonogpt, name))
+    for field in dataclasses.fields(getattr(zonogpt, name)):
+        assert re.search(rf"\b{field.name}\b", said), field.name

@@ -10,7 +10,9 @@ Guarantee = Literal["bounded", "estimated"]  # how the rounding of the bounds th
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """`step` of residual block `block` (1-based; the input is 0, the head comes last) and the `width` it caused.
+    """The `width` that a `step` of residual block `block` caused (1-based; the input is 0, the head comes last).
+
+    `kind` is the block's: "attention" or "mlp", or "input" or "head".
 
     Methods A, F, M, D: the mean radius over tokens and features that the step put into its block's output; for the
     head, the mean loss over the claim's rows. The step "carried" is what earlier symbols amount to behind the block;
@@ -21,13 +23,15 @@ class LedgerEntry:
     """
 
     block: int
-    kind: str  # "attention", "mlp" or "head"
+    kind: str
     step: str
     width: float
 
 
 @dataclass(frozen=True)
 class Ledger:
+    """Where width, or margin, was lost: `entries` in the network's order."""
+
     entries: tuple[LedgerEntry, ...] = ()
 
     def total(self, block: int) -> float:

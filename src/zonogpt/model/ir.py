@@ -65,22 +65,35 @@ class TokenEmbedding:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Model:
-    """A network, from `zonogpt.load`. Blocks and head compute; the rest says where it came from and what it means."""
+    """A network, from `zonogpt.load`.
+
+    embedding, blocks, head: what computes.
+    architecture: Hugging Face's class name.
+    name: where it came from, for people.
+    pad_token_id: sequence classifiers read the last token that is not padding.
+    source: the Hugging Face model it was read from, which judges counterexamples; None if it was made by hand.
+    problem: config.problem_type of a classifier: what its outputs mean.
+    weights, stored: the types of the weights, as transformers holds them ("float16", "bfloat16+float32") and as the
+        checkpoint has them.
+    labels: what the outputs are called; None if nobody has named them.
+    folder, files: where its files lie, and those that it was read from; None for an object.
+    tokenizer: the one that `load` was given; otherwise the one in the folder is used.
+    """
 
     embedding: ImageEmbedding | TokenEmbedding
     blocks: tuple[Node, ...]
     head: Head
-    architecture: str  # Hugging Face's class name
-    name: str  # where it came from, for people
-    pad_token_id: int | None = None  # sequence classifiers read the last token that is not padding
-    source: Original | None = field(default=None, repr=False)  # what it was read from; None if made by hand
-    problem: str | None = None  # config.problem_type of a classifier: what its outputs mean
-    weights: str = "float32"  # the types in which transformers holds the weights, as "float16" or "bfloat16+float32"
-    stored: str = "float32"  # the types in the checkpoint
-    labels: tuple[str, ...] | None = None  # what the outputs are called; None if nobody has named them
-    folder: Path | None = field(default=None, compare=False)  # where its files lie; None for an object
-    files: ModelFiles | None = field(default=None, compare=False)  # those that it was read from
-    tokenizer: Tokenizer | None = field(default=None, compare=False)  # that came with an object
+    architecture: str
+    name: str
+    pad_token_id: int | None = None
+    source: Original | None = field(default=None, repr=False)
+    problem: str | None = None
+    weights: str = "float32"
+    stored: str = "float32"
+    labels: tuple[str, ...] | None = None
+    folder: Path | None = field(default=None, compare=False)
+    files: ModelFiles | None = field(default=None, compare=False)
+    tokenizer: Tokenizer | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         outputs = f"{self.n_outputs} outputs" if self.labels is None else f"outputs {', '.join(self.labels)}"[:60]

@@ -15,13 +15,19 @@ VOCABULARIES = ("tokenizer.json", "vocab.json")
 
 @dataclass(frozen=True)
 class Text(Sequence[int]):
-    """A text as a model reads it. Wherever token ids are wanted, it stands for its own."""
+    """A text as a model reads it. Wherever token ids are wanted, it stands for its own.
+
+    content: the text.
+    ids, tokens: the token ids, and what each of them spells.
+    special: which of them the tokenizer added; these never move by default.
+    spans: the characters of the text that each token stands for.
+    """
 
     content: str
     ids: tuple[int, ...]
-    tokens: tuple[str, ...]  # what each id spells
-    special: tuple[bool, ...] = field(repr=False)  # tokens that the tokenizer added; they never move by default
-    spans: tuple[tuple[int, int], ...] = field(repr=False)  # of each token: its characters in the text
+    tokens: tuple[str, ...]
+    special: tuple[bool, ...] = field(repr=False)
+    spans: tuple[tuple[int, int], ...] = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -28,9 +28,16 @@ MEMORY_BYTES = 1 << 30  # about what the points that move together may take
 
 @dataclass(frozen=True, eq=False)
 class Attack(ByValue):
-    margins: Tensor  # (K,): the lowest value of each row at any point visited, float64 on the CPU; inf: none was finite
-    input: Tensor  # the raw input, in the set, at which `lowest` was seen; float64 on the CPU
-    lowest: float  # the lowest value of the claim at any point: the lowest margin, where all rows must hold
+    """What a search has seen; tensors are in float64 on the CPU.
+
+    margins: (K,), the lowest value of each row of the claim at any point visited; inf if none was finite.
+    input: the raw input, in the set, at which `lowest` was seen.
+    lowest: the lowest value of the claim at any point: the lowest margin, where all rows must hold.
+    """
+
+    margins: Tensor
+    input: Tensor
+    lowest: float
 
     @property
     def broken(self) -> bool:

@@ -32,7 +32,12 @@ Ids = Tensor | np.ndarray | Sequence[int]  # a Text is such a sequence
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Spec(ByValue):
-    """What is to be proved: an input set, and a claim about the outputs at every input of it."""
+    """What is to be proved, from `image_ball` or `embedding_ball`.
+
+    input: the input set.
+    claim: what is claimed of the outputs at every input of it.
+    n_outputs: of the model.
+    """
 
     input: Box
     claim: Claim

@@ -27,27 +27,45 @@ SECONDS_PER_BLOCK, SHARE_OF_SPEED = 0.01, 0.25  # method E on two CPU cores and 
 
 @dataclass(frozen=True)
 class Inspection:
+    """What a model is, and what a run will need.
+
+    name, architecture, n_parameters, width, n_heads, hidden, n_outputs: of the model; hidden is the largest number of
+        hidden units.
+    n_blocks, n_layers: residual blocks, and those of them in which tokens see each other.
+    pool: which tokens the outputs are read from.
+    tokens, moving, inputs: how many tokens the predictions are for, how many of them move, and how many raw numbers
+        that is. None where nobody has said; the plans are empty then.
+    dtype: of generators and tangents.
+    weight_bytes: all copies of the weights that a run holds.
+    free_bytes: of memory, on the model's device.
+    structured_input_bytes, dense_input_bytes: the generators of a ball over all embeddings, as local and as dense ones,
+        8 bytes each (the paper's example).
+    generator_limit: generators that a token may keep, of the paper's methods.
+    plans: by method, the memory of a run and the numbers of its symbols; only methods that have rules for the model.
+    seconds: about what one run of method E takes here, right to a factor of 3.
+    """
+
     name: str
     architecture: str
     n_parameters: int
-    n_layers: int  # blocks in which tokens see each other
+    n_layers: int
     n_blocks: int
     width: int
     n_heads: int
     hidden: int
     n_outputs: int
     pool: str
-    tokens: int | None  # that the predictions are for; None: nobody has said how many, and which of them move
-    moving: int | None  # of these tokens, how many move
-    inputs: int | None  # raw numbers that move: all pixels, or the embeddings of these tokens
+    tokens: int | None
+    moving: int | None
+    inputs: int | None
     dtype: str
-    weight_bytes: int  # all copies of them that a run holds: see held_bytes
-    free_bytes: int  # of memory, on the model's device
-    structured_input_bytes: int  # input generators stored per token, 8 bytes each (the paper's example)
-    dense_input_bytes: int  # the same as dense generators
+    weight_bytes: int
+    free_bytes: int
+    structured_input_bytes: int
+    dense_input_bytes: int
     generator_limit: int
-    plans: dict[str, Plan]  # method -> prediction, of those that have rules for the model; empty without tokens
-    seconds: float | None  # about what one run of method E takes here: right to a factor of 3; None without tokens
+    plans: dict[str, Plan]
+    seconds: float | None
 
 
 def inspect(

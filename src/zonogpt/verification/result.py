@@ -30,35 +30,57 @@ SCHEMA = "zonogpt-result-1"  # described by schemas/result.json beside this file
 class Result(ByValue):
     """A verdict and all that belongs to it.
 
-    `status` is "verified", "falsified", "unknown" or "timeout"; `verified` says the first of these as a bool. The
-    margins are certified lower bounds, one for each row of the claim: by default the label's output minus each rival's,
-    rivals in increasing order. `about` says which model, input set and options the result is of.
+    status: "verified", "falsified", "unknown" or "timeout"; `verified` says the first of these as a bool.
+    margins: (K,) certified lower bounds, one for each row of the claim, in float64 on the CPU: by default the label's
+        output minus each rival's, rivals in increasing order. -inf where nothing is certified.
+    reason: one sentence for people.
+    method: by which the bounds were computed.
+    radius: None where the input set is a box that is no ball.
+    label, label_name: the output that is to stay the largest, None where the claim is another; and what it is called,
+        by config.id2label or by what a token spells.
+    seconds: what the verdict took, without the hint.
+    peak_bytes: peak memory of the process (CPU) or of the device during the run.
+    dtype: of generators and tangents; all else is in float64.
+    device: where it was computed.
+    arithmetic: what the verdict is about: "real", or "float32" for every execution in it.
+    guarantee: "bounded", or "estimated" for methods that only estimate their own rounding: deepz, crown, covenn.
+    claim: what was to be proved, in words.
+    weights, stored: the types of the weights, as transformers holds them and as the checkpoint has them.
+    counterexample: if falsified, the input, in the shape of what moves and inside the set.
+    answer, answer_name: the model's answer to it.
+    replayed: the claim's value there in the Hugging Face model, by dtype; 0 or less.
+    certified_radius: with a hint, a smaller radius that is certified, where this one is not.
+    hint_seconds: what looking for that radius took; None if nobody looked.
+    ledger: which block and step took how much from the margins.
+    stopped: why there are no bounds: "timeout", "memory" or "overflow". None if there are, or if a counterexample made
+        them needless.
+    subject: what the result is about; `about` shows it as plain values.
     """
 
     status: Status
-    margins: Tensor  # (K,) certified lower bounds, float64 on the CPU; -inf where nothing is certified
-    reason: str  # one sentence for people
+    margins: Tensor
+    reason: str
     method: str
-    radius: float | None  # None: the input set is a box that is no ball
-    label: int | None  # the output that should stay the largest; None: the claim is another
-    seconds: float  # what the verdict took, without the hint
-    peak_bytes: int  # peak memory of the process (CPU) or of the device during the run
-    dtype: str  # of generators and tangents; all else is in float64
+    radius: float | None
+    label: int | None
+    seconds: float
+    peak_bytes: int
+    dtype: str
     device: str
-    arithmetic: Arithmetic = "real"  # what the verdict is about: see zonogpt.model.arithmetic
-    guarantee: Guarantee = "bounded"  # "estimated": methods deepz, crown and covenn only estimate their own rounding
-    claim: str = "linear claim"  # what was to be proved, in words
-    weights: str = "float32"  # the types of the weights, as transformers holds them
-    stored: str = "float32"  # and as the checkpoint has them
-    label_name: str | None = None  # what the label is called: config.id2label, or what a token spells
-    counterexample: Tensor | None = None  # in the input's shape, inside the ball
-    answer: int | None = None  # the model's answer to the counterexample
+    arithmetic: Arithmetic = "real"
+    guarantee: Guarantee = "bounded"
+    claim: str = "linear claim"
+    weights: str = "float32"
+    stored: str = "float32"
+    label_name: str | None = None
+    counterexample: Tensor | None = None
+    answer: int | None = None
     answer_name: str | None = None
-    replayed: dict[str, float] | None = None  # its lowest margin in the Hugging Face model, by dtype
-    certified_radius: float | None = None  # a smaller radius that is certified, where this one is not
-    hint_seconds: float | None = None  # what looking for that radius took; None: nobody looked
+    replayed: dict[str, float] | None = None
+    certified_radius: float | None = None
+    hint_seconds: float | None = None
     ledger: Ledger = field(default_factory=Ledger)
-    stopped: Stopped | None = None  # why there are no bounds; None: there are, or a counterexample made them needless
+    stopped: Stopped | None = None
     subject: Subject = field(default_factory=lambda: Subject.known({}), compare=False)
 
     @property

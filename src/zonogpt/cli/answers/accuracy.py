@@ -71,7 +71,8 @@ def write(found: Certification, net: Model, name: str, files: Files) -> bool:
 def headline(lines: Sequence[AccuracyLine]) -> str:
     """Every radius, in one line."""
     first = lines[0]
-    certified = ", ".join(f"{line.certified} of {line.examples} at radius {line.radius:g}" for line in lines)
+    certified = f"{first.certified} of {first.examples} at radius {first.radius:g}"
+    certified += "".join(f", {line.certified} at {line.radius:g}" for line in lines[1:])
     clean = "no labels" if first.clean is None else f"clean {first.clean}"
     survived = [str(line.survived) for line in lines if line.survived is not None]
     attack = f"survived the attack {', '.join(survived)}" if survived else "not attacked"

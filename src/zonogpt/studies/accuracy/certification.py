@@ -39,11 +39,16 @@ OnRow = Callable[[AccuracyRow], None]
 
 @dataclass(frozen=True, repr=False)
 class Certification:
-    """A run of `certify`: its settings, a row for each example and radius, and a table of counts."""
+    """A run of `certify`.
+
+    settings: all that its rows depend on besides their examples.
+    radii: increasing.
+    rows: one for each example and radius, by example, then radius.
+    """
 
     settings: AccuracySettings
     radii: tuple[float, ...]
-    rows: tuple[AccuracyRow, ...]  # by example, then radius
+    rows: tuple[AccuracyRow, ...]
 
     @property
     def table(self) -> tuple[AccuracyLine, ...]:

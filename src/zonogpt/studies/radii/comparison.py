@@ -36,11 +36,16 @@ from zonogpt.verification.session import check_ready
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """A run of `compare`: its settings, a row for each input and method, and a table of methods."""
+    """A run of `compare`.
+
+    settings: all that its rows depend on besides their inputs and methods.
+    methods: in the order they were given; "attack" may be among them.
+    rows: one for each input and method, by input, then method.
+    """
 
     settings: RadiusSettings
     methods: tuple[str, ...]
-    rows: tuple[RadiusRow, ...]  # by input, then method
+    rows: tuple[RadiusRow, ...]
 
     @property
     def table(self) -> tuple[MethodLine, ...]:
