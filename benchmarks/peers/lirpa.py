@@ -15,7 +15,9 @@ METHODS = {  # its name for the method, and its options
     "ibp": ("IBP", {}),
     "crown": ("CROWN", {}),
     # Products between the middles of McCormick's planes, as ours, instead of one corner's.
-    "crown, middle": ("CROWN", {"mul": {"middle": True}}),
+    "crown+middle": ("CROWN", {"mul": {"middle": True}}),
+    # Softmax in operators, as ours.
+    "crown+split": ("CROWN", {"mul": {"middle": True}, "softmax": "complex", "fixed_reducemax_index": True}),
 }
 
 
