@@ -22,7 +22,7 @@ METHODS = {  # its name for the method, and its options
 
 
 def missing() -> str | None:
-    return None if importlib.util.find_spec(NEEDED) else "auto_LiRPA is not installed"
+    return None if importlib.util.find_spec(NEEDED) else "it is not installed"
 
 
 def version() -> str:
