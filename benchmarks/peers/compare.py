@@ -90,12 +90,12 @@ def version() -> str:
 
 def table(rows: list[Row], args: argparse.Namespace) -> str:
     """A line for each method: of every radius the mean of the lowest margins, at last the mean seconds."""
-    lines = [f"{'':24s}" + "".join(f"{radius:>12g}" for radius in args.radius) + f"{'seconds':>12s}"]
+    lines = [f"{'':24s}" + "".join(f"{radius:>14g}" for radius in args.radius) + f"{'seconds':>12s}"]
     for tool, method in dict.fromkeys((row["tool"], row["method"]) for row in rows):
         of = [row for row in rows if (row["tool"], row["method"]) == (tool, method)]
         means = [_mean([row["margin"] for row in of if row["radius"] == radius]) for radius in args.radius]
         seconds = _mean([row["seconds"] for row in of])
-        lines.append(f"{tool + ' ' + method:24s}" + "".join(f"{mean:12.6g}" for mean in means) + f"{seconds:12.2f}")
+        lines.append(f"{tool + ' ' + method:24s}" + "".join(f"{mean:14.6g}" for mean in means) + f"{seconds:12.2f}")
     return "\n".join(lines)
 
 
