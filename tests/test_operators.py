@@ -13,9 +13,9 @@ from zonogpt.domains.interval import Interval
 from zonogpt.methods import METHODS
 from zonogpt.methods.baselines import BASELINES, CoVeNN, DeepZ, Problem, Start, margins
 from zonogpt.methods.method import NonFiniteBlockError, Numerics
-from zonogpt.methods.operators.graph import CrownOperators
+from zonogpt.methods.operators.graph import CrownOperators, less_mean, row_weights
 from zonogpt.methods.operators.intervals import IntervalOperators
-from zonogpt.methods.operators.network import block_output, claim, pooled
+from zonogpt.methods.operators.network import block_output, claim, pooled, softmax
 from zonogpt.methods.operators.plan import plan_zonotopes
 from zonogpt.methods.operators.zonotopes import DenseZonotope, ZonotopeOperators
 from zonogpt.methods.plan import whole_sizes
@@ -60,6 +60,9 @@ class Exact:
 
     def apply(self, f, x):
         return f(x)
+
+    def relative(self, u, visible):
+        return less_mean(u, row_weights(Interval(u, u), visible))
 
 
 def points(n, p, seed):
@@ -146,6 +149,11 @@ class Recorded:
 
     def apply(self, f, x):
         return self._pair(self.ops.apply(f, x[0]), f(x[1]))
+
+    def relative(self, u, visible):
+        out = self.ops.relative(u[0], visible)
+        weights = row_weights(self.ops.bounds(u[0]), visible)
+        return self._pair(out, u[1] if out is u[0] else less_mean(u[1], weights))
 
 
 def holds(box, truth):
@@ -302,6 +310,23 @@ def test_what_strays_farther_than_its_range_is_only_its_range():
     v = graph.dense(u, one, None)
     A = torch.tensor([1.0, -1.0], dtype=torch.float64).view(2, 1, 1)
     assert graph.lower(graph.matmul(u, v, Interval(-one, one)), A).tolist() == [-1.0, -1.0]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_scores_that_rise_together_do_not_move_crowns_softmax(causal):
+    """Rows c + 3 eps with one eps for a whole row: softmax is that of c. Operators by themselves would not see it."""
+    g = torch.Generator().manual_seed(0)
+    c = torch.randn(2, S, S, generator=g, dtype=torch.float64)
+    of = attention_block(0, n_heads=2, causal=causal).branch
+
+    def source(A):
+        return (A * c).flatten(1).sum(1) - 3 * A.sum(-1).abs().flatten(1).sum(1)
+
+    ops = CrownOperators(source, 1 << 20)
+    box = ops.bounds(softmax(ops, ops.start(c, Interval(c - 3, c + 3)), of))
+    exact = c.masked_fill(~of.visible(S), -math.inf).softmax(-1)
+    torch.testing.assert_close(box.lower, exact, rtol=0, atol=1e-9)
+    torch.testing.assert_close(box.upper, exact, rtol=0, atol=1e-9)
 
 
 def test_changes_are_measured_from_the_centre_not_from_the_middle_of_the_box():

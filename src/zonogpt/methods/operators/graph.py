@@ -124,10 +124,34 @@ class CrownOperators:
 
         return self._node(x.like @ y.like, [x, y], pull, box)
 
+    def relative(self, u: GraphNode, visible: Tensor) -> GraphNode:
+        """u less the mean of its row, by the weights of `row_weights`."""
+        box = self.bounds(u)
+        weights = row_weights(box, visible)
+        low, high = ((weights * end).sum(-1, keepdim=True) for end in (box.lower, box.upper))
+
+        def pull(A: Tensor) -> tuple[list[Tensor], Tensor]:
+            return [A - weights * A.sum(-1, keepdim=True)], A.new_zeros(len(A))
+
+        return self._node(less_mean(u.like, weights), [u], pull, box.plus(Interval(-high, -low)))
+
     def _node(self, like: Tensor, inputs: list[GraphNode], pull: Pull, known: Interval) -> GraphNode:
         node = GraphNode(len(self.nodes), like, inputs, pull, known)
         self.nodes.append(node)
         return node
+
+
+def row_weights(box: Interval, visible: Tensor) -> Tensor:
+    """The softmax at the centre of scores: relative to this mean, the sum of a row's exponentials has slope 0 there.
+
+    Any weights are sound; they are 0 where the centre is not known.
+    """
+    centre = torch.where(visible & box.centre.isfinite(), box.centre, -torch.inf)
+    return centre.softmax(-1).nan_to_num(0.0)
+
+
+def less_mean(u: Tensor, weights: Tensor) -> Tensor:
+    return u - (weights * u).sum(-1, keepdim=True)
 
 
 def _least(A: Tensor, low: Tensor, high: Tensor) -> Tensor:

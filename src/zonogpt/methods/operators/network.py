@@ -56,6 +56,9 @@ class Operators(Protocol[V]):
     def apply(self, f: Function, x: V) -> V:
         """f, entry by entry."""
 
+    def relative(self, u: V, visible: Tensor) -> V:
+        """Scores (H, S, S), or the same less one number for each row, which softmax does not see."""
+
 
 def block_output(ops: Operators[V], block: Node, x: V) -> V:
     """(S, d) -> (S, d)."""
@@ -156,8 +159,9 @@ def scaled_dense(
 
 def softmax(ops: Operators[V], u: V, attention: Attention) -> V:
     """exp, its sum over the visible keys, the reciprocal, and the product: (H, S, S) -> (H, S, S)."""
+    visible = attention.visible(ops.bounds(u).lower.shape[-1])
+    u = ops.relative(u, visible)
     box = ops.bounds(u)
-    visible = attention.visible(box.lower.shape[-1])
     low, high = (end.masked_fill(~visible, -math.inf).amax(-1, keepdim=True) for end in (box.lower, box.upper))
     shift = (low + high) / 2  # so that neither the largest exp overflows soon, nor the smallest sum underflows
     e = ops.apply(ShiftedExp(shift, visible), u)

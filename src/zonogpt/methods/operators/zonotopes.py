@@ -74,6 +74,9 @@ class ZonotopeOperators:
 
         return self._with_errors(strip.slope * x.c + strip.mid, linear, strip.half, f.range(x.box))
 
+    def relative(self, u: DenseZonotope, visible: Tensor) -> DenseZonotope:
+        return u  # as the paper's worked example has it
+
     def _with_errors(
         self, c: Tensor, linear: Callable[[Tensor], None], error: Tensor, known: Interval
     ) -> DenseZonotope:
