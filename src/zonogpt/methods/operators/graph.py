@@ -128,7 +128,9 @@ class CrownOperators:
         """u less the mean of its row, by the weights of `row_weights`."""
         box = self.bounds(u)
         weights = row_weights(box, visible)
-        low, high = ((weights * end).sum(-1, keepdim=True) for end in (box.lower, box.upper))
+        # An end without weight may be infinite.
+        ends = (torch.where(weights > 0, weights * end, 0.0) for end in (box.lower, box.upper))
+        low, high = (end.sum(-1, keepdim=True) for end in ends)
 
         def pull(A: Tensor) -> tuple[list[Tensor], Tensor]:
             return [A - weights * A.sum(-1, keepdim=True)], A.new_zeros(len(A))
