@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-FAR = 1 << 62  # a byte that no file has
+FAR = 1 << 40  # a byte that no file of ours has
 
 
 def lock(descriptor: int) -> bool:
@@ -24,7 +24,7 @@ def lock(descriptor: int) -> bool:
 
 
 def _lock_windows(descriptor: int) -> bool:
-    """Windows locks bytes, from where the file is, and lets nobody read them: so one that no file has."""
+    """Windows locks bytes, from where the file is, and lets nobody read them: so FAR."""
     import msvcrt
 
     os.lseek(descriptor, FAR, os.SEEK_SET)
