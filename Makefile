@@ -36,6 +36,7 @@ lowest:
 
 # Builds both distributions, tries them in an empty environment, says what would be uploaded. Uploads nothing.
 release: $(VENV)/.ready
+	rm -rf dist
 	$(BIN)/python tools/release.py
 
 clean:
