@@ -88,7 +88,7 @@ def test_types_and_shapes_are_those_of_the_page(written):
         sizes = {"d": d, "H": H, "R": R, "f": arrays["block 2 (mlp).mid"].shape[1], "K": len(arrays["claim.margins"])}
         sizes |= {"n": len(about["input"].get("positions", [])), "O": outputs, "S + 1": S + 1}
         sizes |= dict(zip(("height", "width"), arrays["input.anchor"].shape, strict=True)) if name == "image" else {}
-        assert name == "image" or S == len(tokens)
+        assert name == "image" or len(tokens) == S
         for full, array in arrays.items():
             kind, said = described()[re.sub(r"^block \d+ ", "block t ", full)]
             assert kind == TYPES[str(array.dtype)], full

@@ -38,7 +38,7 @@ def main() -> int:
     if not parser.parse_args().keep:
         venv.create(HERE, clear=True, with_pip=True)
         pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith(TOOLS)]
-        own = ["-e", ROOT / "checker", "-e", f"{ROOT}[plots]"]
+        own = ["-e", f"{ROOT}/checker", "-e", f"{ROOT}[plots]"]
         subprocess.run([python, "-m", "pip", "install", "--quiet", *lowest(), *pins, *own], check=True)
     subprocess.run([python, "-m", "pip", "list", "--format=freeze"], check=True)
     tests = [f"tests/test_{name}.py" for name in TESTS]
