@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 HERE = ROOT / ".venv-lowest"
 TOOLS = ("pytest", "pytest-xdist", "hypothesis", "python-flint", "jsonschema", "psutil")  # not what is tested
-TESTS = ("surface", "zoo", "spec", "load", "certificate_format", "portable", "plots", "verify", "cli")
+TESTS = ("load", "verify", "certificate_format", "surface", "plots", "portable", "spec")
 # The old command line imports more before it listens to Ctrl-C than the moment that this test leaves it.
 LEFT_OUT = "tests/test_surface.py::test_ctrl_c_while_it_starts_is_quiet"
 
