@@ -42,7 +42,7 @@ def main() -> int:
         own = ["-e", f"{ROOT}/checker", "-e", f"{ROOT}[plots]"]
         subprocess.run([python, "-m", "pip", "install", "--quiet", *lowest(), *pins, *own], check=True)
     subprocess.run([python, "-m", "pip", "list", "--format=freeze"], check=True)
-    tests = [f"tests/test_{name}.py" for name in TESTS]
+    tests = [*(f"tests/test_{name}.py" for name in TESTS), "tests/test_cli.py::test_verified"]
     return subprocess.run([python, "-m", "pytest", "-n", "2", "--deselect", LEFT_OUT, *tests], cwd=ROOT).returncode
 
 
