@@ -3,14 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test slow mutants wheel clean
+.PHONY: demo test slow lowest mutants release clean
 .DEFAULT_GOAL := demo
 
 # A torch that is already in .venv (a GPU build, say) is respected: only its pin is left out.
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(VENV)/.ready: pyproject.toml checker/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	if $(BIN)/python -c 'import torch' 2>/dev/null; then grep -v '^torch==' constraints.txt; else cat constraints.txt; fi > $(VENV)/constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e ./checker -e '.[dev]'
 	touch $@
 
 demo: $(VENV)/.ready
@@ -22,7 +22,7 @@ test: $(VENV)/.ready
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2
 
-# The wheel in an empty environment: minutes.
+# The wheels in an empty environment: minutes.
 slow: $(VENV)/.ready
 	$(BIN)/python -m pytest -m slow
 
@@ -30,8 +30,14 @@ slow: $(VENV)/.ready
 mutants: $(VENV)/.ready
 	$(BIN)/python tools/mutants.py
 
-wheel: $(VENV)/.ready
-	$(BIN)/python -m build --wheel
+# Fast tests with the lowest versions that pyproject.toml allows, in an environment of their own: some gigabytes.
+lowest:
+	$(PYTHON) tools/lowest.py
+
+# Builds both distributions, tries them in an empty environment, says what would be uploaded. Uploads nothing.
+release: $(VENV)/.ready
+	rm -rf dist
+	$(BIN)/python tools/release.py
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis zonogpt-demo*.png
+	rm -rf $(VENV) .venv-lowest build dist checker/build src/*.egg-info checker/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis zonogpt-demo*.png

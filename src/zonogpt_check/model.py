@@ -108,7 +108,7 @@ def digest(said: object, arrays: list[Array]) -> str:
 
 def read_model(folder: Path) -> Model:
     try:
-        return _read(folder, json.loads((folder / "config.json").read_text()))
+        return _read(folder, json.loads((folder / "config.json").read_text(encoding="utf-8")))
     except BROKEN as error:
         raise UnreadableError(f"{folder} holds no GPT-2 that can be read: {error!r}") from error
 
@@ -214,7 +214,7 @@ def _weight_files(folder: Path) -> tuple[list[Path], str | None]:
     """The files, and the type that their index says the weights are held in."""
     names, dtype = {"model.safetensors"}, None
     if not (folder / "model.safetensors").is_file():
-        index = json.loads((folder / "model.safetensors.index.json").read_text())
+        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
         names, dtype = set(index["weight_map"].values()), (index.get("metadata") or {}).get("dtype")
     inside = all(Path(name).name == name and name.endswith(".safetensors") for name in names)
     demand(inside, f"{folder} names weights outside of it, or no safetensors", UnreadableError)

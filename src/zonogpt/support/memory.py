@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import resource
 import sys
 from pathlib import Path
 
@@ -23,7 +21,9 @@ def free_bytes(device: torch.device) -> int:
         line = next(line for line in _FREE.read_text().splitlines() if line.startswith("MemAvailable"))
         free = int(line.split()[1]) * 1024
     except (OSError, StopIteration):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # no Linux: all there is
+        import psutil  # no Linux
+
+        return int(psutil.virtual_memory().available)
     try:
         limit = int((_GROUP / "memory.max").read_text())  # "max" without a limit
         return min(free, limit - int((_GROUP / "memory.current").read_text()) + _reclaimable())
@@ -66,6 +66,23 @@ def _process(name: str) -> int:
     try:
         line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(name))
         return int(line.split()[1]) * 1024
-    except (OSError, StopIteration):  # no Linux: the peak since the process began is all there is
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    except (OSError, StopIteration):  # no Linux
+        return _resident_elsewhere() if name == "VmRSS" else _peak_elsewhere()
+
+
+def _resident_elsewhere() -> int:
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def _peak_elsewhere() -> int:
+    """Since the process began, which is all there is."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        import psutil
+
+        return int(getattr(psutil.Process().memory_info(), "peak_wset", 0)) or _resident_elsewhere()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
 from zonogpt.support.files import write_whole
+from zonogpt.support.optional import require_plots
+
+require_plots()
+
+import matplotlib  # noqa: E402
 
 matplotlib.use("Agg")
 
-import matplotlib.pyplot as plt
+import matplotlib.pyplot as plt  # noqa: E402
 
 __all__ = ["INK", "METHOD_COLOURS", "METHOD_MARKERS", "PAPER", "STYLE", "count_table", "log_ticks", "method_colour",
            "method_marker", "norm_name", "note", "plt", "radius_label", "save", "short"]  # fmt: skip

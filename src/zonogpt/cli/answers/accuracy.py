@@ -20,6 +20,7 @@ from zonogpt.model.ir import Model
 from zonogpt.studies.accuracy.certification import Certification, certify
 from zonogpt.studies.accuracy.table import AccuracyLine, as_csv
 from zonogpt.support.files import write_whole
+from zonogpt.support.optional import require_plots
 from zonogpt.verification.result import basis
 
 
@@ -33,6 +34,8 @@ def answer(
     workers: int | None,
     files: Files,
 ) -> None:
+    if files.out is not None:
+        require_plots()
     net = load(name)
     chosen = open_inputs(net, inputs)
     out = answer_stream(files.json)

@@ -22,6 +22,7 @@ from zonogpt.studies.radii.comparison import Comparison, compare
 from zonogpt.studies.radii.rows import ATTACK
 from zonogpt.studies.radii.table import MethodLine, as_csv, tabulate
 from zonogpt.support.files import write_whole
+from zonogpt.support.optional import require_plots
 
 
 def answer(
@@ -37,6 +38,8 @@ def answer(
     workers: int | None,
     files: Files,
 ) -> None:
+    if files.out is not None:
+        require_plots()
     net = load(name)
     chosen = open_inputs(net, inputs, label)
     out = answer_stream(files.json)

@@ -24,6 +24,7 @@ from zonogpt.studies.radii.comparison import Comparison, compare
 from zonogpt.studies.radii.rows import ATTACK
 from zonogpt.studies.radii.table import InputLine, by_input, inputs_as_csv
 from zonogpt.support.files import write_whole
+from zonogpt.support.optional import require_plots
 from zonogpt.verification.result import basis
 
 
@@ -39,6 +40,8 @@ def answer(
     workers: int | None,
     files: Files,
 ) -> None:
+    if files.out is not None:
+        require_plots()
     net = load(name)
     chosen = open_inputs(net, inputs, label)
     methods = (run.method, ATTACK) if attack else (run.method,)

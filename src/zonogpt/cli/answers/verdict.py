@@ -27,6 +27,7 @@ from zonogpt.model.ir import Model
 from zonogpt.spec.answer import Asked
 from zonogpt.spec.spec import Spec, embedding_ball, image_ball
 from zonogpt.support.files import parse_json, read_text
+from zonogpt.support.optional import require_plots
 from zonogpt.verification.certificate import write_certificate
 from zonogpt.verification.result import Result
 from zonogpt.verification.verifier import Verifier
@@ -58,6 +59,8 @@ def answer(
 ) -> int:
     """The exit code."""
     net = load(name)
+    if files.counterexample is not None and net.embedding.reads == "images":
+        require_plots()  # a picture goes with it
     specs = build_specs(net, inputs, claimed, radius)
     wanted = sys.stderr.isatty() and not files.quiet if hint is None else hint
     verifier = Verifier(net, method=run.method, attack=attack, hint=wanted, **run.options)

@@ -20,6 +20,7 @@ from typing import IO, Generic
 
 import torch
 
+from zonogpt.errors import OptionError
 from zonogpt.studies.engine.hands import Done, Event, Hands, Lost
 from zonogpt.studies.engine.job import J, R, Task
 from zonogpt.studies.engine.messages import receive, send
@@ -51,6 +52,8 @@ class Processes(Generic[J, R]):
     @staticmethod
     @contextmanager
     def working(task: Task[J, R], most: int) -> Iterator[Hands[J, R]]:
+        if os.name != "posix":
+            raise OptionError("several workers need Linux or macOS: here, files cannot be handed to another process")
         with tempfile.TemporaryFile() as file:
             torch.save(task, file)  # once for all of them, and weights that are shared once
             file.flush()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -14,8 +13,10 @@ from typing import Generic, TypeVar
 from zonogpt.errors import OptionError, WriteError
 from zonogpt.studies.rows.record import RunSettings, StoredRow
 from zonogpt.support.files import create_whole, read_bytes, read_json
+from zonogpt.support.locks import lock
 
 ROWS, SETTINGS = "rows.jsonl", "settings.json"
+APPENDING = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)  # Windows would end lines in its own way
 
 R = TypeVar("R", bound=StoredRow)
 
@@ -55,11 +56,12 @@ def open_store(folder: Path | None, settings: RunSettings, kind: type[R], name: 
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        descriptor = os.open(folder / name, APPENDING, 0o644)
     except OSError as error:
         raise WriteError(f"cannot keep rows in {folder}: {error}") from error
     try:
-        _lock(descriptor, folder / name)
+        if not lock(descriptor):
+            raise BusyError(f"another run is writing to {folder / name}")
         content = content_of(folder / name)
         rows, whole = parse(content, folder / name, kind)
         _check_settings(folder, settings, rows)
@@ -98,15 +100,6 @@ def parse(content: bytes, file: Path, kind: type[R]) -> tuple[list[R], int]:
             raise OptionError(f"{file}, line {number} is damaged; move the file away to begin anew") from error
         whole += len(line) + 1
     return rows, whole
-
-
-def _lock(descriptor: int, file: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # goes with the process, however it ends
-    except BlockingIOError as error:
-        raise BusyError(f"another run is writing to {file}") from error
-    except OSError:
-        return  # a file system without locks
 
 
 def _check_settings(folder: Path, settings: RunSettings, rows: Sequence[StoredRow]) -> None:

@@ -1,0 +1,18 @@
+"""Packages that come with an extra only."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from zonogpt.errors import OptionError
+
+
+def require(package: str, extra: str) -> None:
+    """OptionError unless the package is installed; to be asked before any long work. Imports nothing."""
+    if find_spec(package) is None:
+        raise OptionError(f"{package} is not installed; pip install 'zonogpt[{extra}]'")
+
+
+def require_plots() -> None:
+    """Of whatever draws a picture."""
+    require("matplotlib", "plots")
