@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 .DEFAULT_GOAL := demo
 
 # A torch that is already in .venv (a GPU build, say) is respected: only its pin is left out.
-$(VENV)/.ready: pyproject.toml checker/pyproject.toml constraints.txt
+$(VENV)/.ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	if $(BIN)/python -c 'import torch' 2>/dev/null; then grep -v '^torch==' constraints.txt; else cat constraints.txt; fi > $(VENV)/constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e ./checker -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[dev]'
 	touch $@
 
 demo: $(VENV)/.ready

@@ -26,10 +26,10 @@ LEFT_OUT = "tests/test_surface.py::test_ctrl_c_while_it_starts_is_quiet"
 
 
 def lowest() -> list[str]:
-    """torch==2.4 for torch>=2.4; of our own distributions nothing."""
+    """torch==2.4 for torch>=2.4, and so on."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["plots"]]
-    return [re.sub(">=", "==", one) for one in wanted if not one.startswith("zonogpt")]
+    return [re.sub(">=", "==", one) for one in wanted]
 
 
 def main() -> int:
@@ -39,7 +39,7 @@ def main() -> int:
     if not parser.parse_args().keep:
         venv.create(HERE, clear=True, with_pip=True)
         pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith(TOOLS)]
-        own = ["-e", f"{ROOT}/checker", "-e", f"{ROOT}[plots]"]
+        own = ["-e", f"{ROOT}[plots]"]
         subprocess.run([python, "-m", "pip", "install", "--quiet", *lowest(), *pins, *own], check=True)
     subprocess.run([python, "-m", "pip", "list", "--format=freeze"], check=True)
     tests = [*(f"tests/test_{name}.py" for name in TESTS), "tests/test_cli.py::test_verified"]

@@ -3,7 +3,7 @@
     python tools/release.py [--out dist]
 
 1. An sdist of each, and from it the wheel; twine looks at their metadata.
-2. zonogpt installed from the wheels verifies a digit and writes a certificate.
+2. zonogpt installed from its wheel verifies a digit and writes a certificate.
 3. zonogpt-check installed alone, with numpy and safetensors, checks it.
 """
 
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PROJECTS = (ROOT / "checker", ROOT)  # in the order of their upload: zonogpt asks for zonogpt-check
+PROJECTS = (ROOT / "checker", ROOT)
 ALONE = {"numpy", "safetensors", "zonogpt-check"}
 DIGIT = ("zoo:digits", "--image", "zoo:digits/0", "--radius", "2e-3")
 
@@ -55,7 +55,7 @@ def environment(place: Path, wheels: Sequence[Path]) -> Path:
 
 def try_out(files: Sequence[Path], scratch: Path) -> None:
     checker, prover = [file for file in files if file.suffix == ".whl"]
-    whole = environment(scratch / "whole", [checker, prover])
+    whole = environment(scratch / "whole", [prover])
     print(run(whole / "zonogpt", "verify", *DIGIT, "--certificate", "digit.cert", "--quiet", cwd=scratch))
     model = run(whole / "python", "-c", "import zonogpt; print(zonogpt.zoo.path('digits'))", cwd=scratch).strip()
 
