@@ -160,7 +160,6 @@ def test_a_mean_over_part_of_the_instances_is_hollow(tmp_path):
     (ax,) = figure.axes
     hollow = [line for line in ax.lines if line.get_markerfacecolor() == ax.get_facecolor()]
     assert [list(line.get_xdata()) for line in hollow] == [[MODEL.blocks]]
-    figures.plt.close(figure)
 
 
 def test_shares_of_blocks_are_means_of_shares():

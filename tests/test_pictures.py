@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from matplotlib import colors
 
 import zonogpt
 from builders import image_model
@@ -17,19 +18,13 @@ from zonogpt.studies.accuracy.table import AccuracyLine
 from zonogpt.studies.radii.figure import comparison_figure, inputs_figure
 from zonogpt.studies.radii.rows import ATTACK, RadiusRow
 from zonogpt.studies.radii.table import InputLine, tabulate
-from zonogpt.support.plotting import METHOD_COLOURS, METHOD_MARKERS, PAPER, method_colour, norm_name, plt, short
+from zonogpt.support.plotting import METHOD_COLOURS, METHOD_MARKERS, PAPER, method_colour, norm_name, short
 from zonogpt.verification.result import Result
 from zonogpt_apps.bench.report.colours import DARK, PAGE
 from zonogpt_apps.demo import figures, study
 from zonogpt_apps.demo.example_figure import example_figure
 
 GRID = (1e-4, 1e-3, 1e-2)
-
-
-@pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    plt.close("all")
 
 
 # The palette. Matrices: Machado, Oliveira, Fernandes 2009, severity 1.
@@ -233,9 +228,9 @@ def test_a_colour_of_the_demo_is_a_method():
     lines = {line.get_color(): line for line in losses.lines[: len(figures.SHOWN)]}
     assert list(lines) == [method_colour(method) for method in figures.SHOWN]
     assert {text.get_text() for text in losses.texts} >= set(figures.SHOWN)
-    methods = {tuple(plt.matplotlib.colors.to_rgb(method_colour(method))) for method in figures.SHOWN}
+    methods = {tuple(colors.to_rgb(method_colour(method))) for method in figures.SHOWN}
     assert {bar.get_facecolor()[:3] for bar in counts.patches} == methods
-    assert {bar.get_facecolor()[:3] for bar in ledger.patches} == {plt.matplotlib.colors.to_rgb(method_colour("E"))}
+    assert {bar.get_facecolor()[:3] for bar in ledger.patches} == {colors.to_rgb(method_colour("E"))}
     assert counts.get_xlabel() == losses.get_xlabel() == "radius (l∞)"
 
 

@@ -1,4 +1,5 @@
-"""The look of all pictures. Matplotlib is imported here only, and drawn without a screen."""
+"""The look of all pictures. Matplotlib is imported here only, and without pyplot: nobody's backend is changed, and no
+window opens."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ from zonogpt.support.optional import require_plots
 
 require_plots()
 
-import matplotlib  # noqa: E402
+from matplotlib import rc_context  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.patches import Rectangle  # noqa: E402
+from matplotlib.ticker import NullFormatter  # noqa: E402
 
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt  # noqa: E402
-
-__all__ = ["INK", "METHOD_COLOURS", "METHOD_MARKERS", "PAPER", "STYLE", "count_table", "log_ticks", "method_colour",
-           "method_marker", "norm_name", "note", "plt", "radius_label", "save", "short"]  # fmt: skip
+__all__ = ["INK", "METHOD_COLOURS", "METHOD_MARKERS", "PAPER", "STYLE", "Picture", "Rectangle", "count_table",
+           "log_ticks", "method_colour", "method_marker", "norm_name", "note", "radius_label", "rc_context", "save",
+           "short", "subplots"]  # fmt: skip
 
 INK, PAPER = "#22303c", "#fbfaf7"
 STYLE = {
@@ -57,6 +58,21 @@ METHOD_MARKERS = {
     "E": "o", "A": "s", "F": "^", "D": "D", "M": "v", "crown": "P", "deepz": "X", "covenn": "p", "ibp": "d",
     "attack": "*",
 }  # fmt: skip
+
+
+class Picture(Figure):
+    """A figure that a notebook shows by itself."""
+
+    def _repr_png_(self) -> bytes:
+        content = io.BytesIO()
+        self.savefig(content, format="png", dpi=110)
+        return content.getvalue()
+
+
+def subplots(rows: int = 1, columns: int = 1, *, figsize: tuple[float, float], **grid: Any) -> tuple[Picture, Any]:
+    """A picture that lays itself out, and its axes."""
+    picture = Picture(figsize=figsize, layout="constrained")
+    return picture, picture.subplots(rows, columns, **grid)
 
 
 def method_colour(method: str) -> str:
@@ -98,7 +114,7 @@ def log_ticks(axis: Any, low: float, high: float) -> None:
     axis.set_ticks(ticks, [short(tick) for tick in ticks])
     minor = [step * 10.0**decade for decade in decades for step in range(2, 10)]
     axis.set_ticks([tick for tick in minor if low <= tick <= high], minor=True)
-    axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+    axis.set_minor_formatter(NullFormatter())
 
 
 def note(ax: Any, text: str, at: tuple[float, float], offset: tuple[float, float], **look: Any) -> None:
@@ -113,7 +129,7 @@ def count_table(
     for y, (name, row) in enumerate(zip(names, counts, strict=True)):
         for x, count in enumerate(row):
             part = count / of if of else 0.0
-            box = plt.Rectangle((x - 0.46, y - 0.42), 0.92, 0.84, color=method_colour(name), alpha=0.28 * part, lw=0)
+            box = Rectangle((x - 0.46, y - 0.42), 0.92, 0.84, color=method_colour(name), alpha=0.28 * part, lw=0)
             ax.add_patch(box)
             ax.annotate(str(count), (x, y), ha="center", va="center", color=INK, alpha=1.0 if count else 0.55,
                         weight="bold" if count == of else "normal")  # fmt: skip
@@ -125,8 +141,7 @@ def count_table(
 
 
 def save(figure: Any, file: Path) -> None:
-    """Writes the figure in the format that the file's name says, whole or not at all, and closes it."""
+    """Writes the figure in the format that the file's name says, whole or not at all."""
     content = io.BytesIO()
     figure.savefig(content, format=file.suffix.removeprefix(".").lower(), dpi=160)
-    plt.close(figure)
     write_whole(file, content.getvalue())

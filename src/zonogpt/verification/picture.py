@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from zonogpt.support.plotting import INK, STYLE, method_colour, plt
+from zonogpt.support.plotting import INK, STYLE, method_colour, rc_context, subplots
 from zonogpt.verification.result import Result
 
 MOST_ROWS = 20  # margins that are shown: the lowest
@@ -14,8 +14,8 @@ MOST_ROWS = 20  # margins that are shown: the lowest
 def result_figure(result: Result) -> Any:
     """Margins as bars, the lowest first; of method E beside them what each block takes from them."""
     shares = block_losses(result)
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, 2 if shares else 1, figsize=(9.0 if shares else 5.0, 4.2), layout="constrained",
+    with rc_context(STYLE):
+        figure, axes = subplots(1, 2 if shares else 1, figsize=(9.0 if shares else 5.0, 4.2),
                                     squeeze=False)  # fmt: skip
         _margins(axes[0, 0], result)
         if shares:

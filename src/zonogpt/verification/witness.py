@@ -51,13 +51,13 @@ def save_witness(spec: Spec, result: Result, file: Path) -> list[Path]:
 
 
 def _draw(anchor: Tensor, result: Result, file: Path) -> None:
-    from zonogpt.support.plotting import STYLE, plt, save  # matplotlib is slow to import
+    from zonogpt.support.plotting import STYLE, rc_context, save, subplots  # matplotlib is slow to import
 
     assert result.counterexample is not None
     change = result.counterexample - anchor
     most = float(change.abs().max()) or 1.0
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, 3, figsize=(9.2, 3.5), layout="constrained")
+    with rc_context(STYLE):
+        figure, axes = subplots(1, 3, figsize=(9.2, 3.5))
         for ax, image, title in (
             (axes[0], anchor, f"given: {result.label}"),
             (axes[1], result.counterexample, f"answer: {result.answer}"),

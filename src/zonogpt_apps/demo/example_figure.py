@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from zonogpt.support.plotting import INK, STYLE, method_colour, note, plt, save
+from zonogpt.support.plotting import INK, STYLE, Picture, method_colour, note, rc_context, save
 from zonogpt_apps.demo.worked_example import RADIUS, FirstToken, deepz_projections, fused_projections, intervals
 
 PRINTED = {"paper, fused": "A", "paper, DeepZ": "deepz"}  # the method that the paper's numbers are of
 
 
 def draw_example(file: Path) -> None:
-    with plt.rc_context(STYLE):
+    with rc_context(STYLE):
         save(example_figure(), file)
 
 
 def example_figure() -> Any:
     """First-token projections operator by operator and fused, and what is proved in the end."""
-    figure = plt.figure(figsize=(10.4, 9), layout="constrained")
+    figure: Any = Picture(figsize=(10.4, 9), layout="constrained")
     figure.suptitle(f"The paper's example: l∞ ball of radius {RADIUS:g}, first token", weight="bold")
     top, middle, bottom = figure.subfigures(3, 1, height_ratios=[1, 1, 1.05], hspace=0.03)
     dense, fused = deepz_projections(), fused_projections()

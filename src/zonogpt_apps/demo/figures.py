@@ -10,13 +10,14 @@ from zonogpt.methods.ledger import LedgerEntry
 from zonogpt.support.plotting import (
     INK,
     STYLE,
+    Picture,
     count_table,
     log_ticks,
     method_colour,
     method_marker,
     note,
-    plt,
     radius_label,
+    rc_context,
     save,
     short,
 )
@@ -29,13 +30,13 @@ NAMES = {"attention": "attention", "mlp": "MLP", "layernorm": "LayerNorm", "gelu
 
 
 def draw_study(study: Study, file: Path) -> None:
-    with plt.rc_context(STYLE):
+    with rc_context(STYLE):
         save(study_figure(study), file)
 
 
 def study_figure(study: Study) -> Any:
     """Digits with their searched radius; proved counts and lost margin per method; where E's margin goes."""
-    figure = plt.figure(figsize=(10.4, 7.9), layout="constrained")
+    figure: Any = Picture(figsize=(10.4, 7.9), layout="constrained")
     top, bottom = figure.subfigures(2, 1, height_ratios=[1, 1.3], hspace=0.03)
     _digits(top, study)
     left, middle, right = bottom.subplots(1, 3, width_ratios=[1, 1.12, 1.05])

@@ -67,9 +67,11 @@ class Certification:
     def plot(self) -> Any:
         """A matplotlib figure: at each radius, what is proved, unknown and broken."""
         from zonogpt.studies.accuracy.figure import accuracy_figure  # matplotlib is slow to import
+        from zonogpt.support.plotting import STYLE, rc_context
 
         title = f"Accuracy under l_{self.settings.norm} changes, method {self.settings.method}"
-        return accuracy_figure(self.table, title, self.settings.norm)
+        with rc_context(STYLE):
+            return accuracy_figure(self.table, title, self.settings.norm)
 
 
 def certify(

@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from zonogpt.studies.accuracy.table import AccuracyLine
-from zonogpt.support.plotting import INK, PAPER, STYLE, norm_name, plt, radius_label, save, short
+from zonogpt.support.plotting import INK, PAPER, STYLE, norm_name, radius_label, rc_context, save, short, subplots
 
 # From the bottom of a bar to its top; light and dark take turns, so that they differ without colour too.
 PROVED, UNKNOWN, BROKEN, WRONG = "#0c572f", "#d5d0c4", "#c8503f", "#4d5660"
 
 
 def draw_accuracy(lines: Sequence[AccuracyLine], title: str, file: Path, norm: str = "") -> None:
-    with plt.rc_context(STYLE):
+    with rc_context(STYLE):
         save(accuracy_figure(lines, title, norm), file)
 
 
 def accuracy_figure(lines: Sequence[AccuracyLine], title: str, norm: str) -> Any:
     """A bar per radius, cut into what is proved, unknown, broken, and wrong without any change."""
     n = lines[0].examples
-    figure, ax = plt.subplots(figsize=(max(6.4, 1.6 + 0.62 * len(lines)), 4.6), layout="constrained")
+    figure, ax = subplots(figsize=(max(6.4, 1.6 + 0.62 * len(lines)), 4.6))
     bottoms = [0] * len(lines)
     for name, colour, counts in parts(lines):
         shares = [100 * count / n for count in counts]

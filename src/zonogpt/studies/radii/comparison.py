@@ -70,10 +70,12 @@ class Comparison:
     def plot(self) -> Any:
         """A matplotlib figure: proved counts, radii, seconds and memory of each method."""
         from zonogpt.studies.radii.figure import comparison_figure  # matplotlib is slow to import
+        from zonogpt.support.plotting import STYLE, rc_context
 
         norm = self.settings.norm
         title = f"{self.table[0].inputs} inputs, l_{norm} ball"
-        return comparison_figure(self.table, self.rows, self.settings.grid, title, norm)
+        with rc_context(STYLE):
+            return comparison_figure(self.table, self.rows, self.settings.grid, title, norm)
 
 
 def compare(

@@ -17,10 +17,11 @@ from zonogpt.support.plotting import (
     method_colour,
     norm_name,
     note,
-    plt,
     radius_label,
+    rc_context,
     save,
     short,
+    subplots,
 )
 
 PROVED = method_colour("E")  # whatever the method: two sides, two colours
@@ -30,7 +31,7 @@ def draw_comparison(
     lines: Sequence[MethodLine], rows: Sequence[RadiusRow], grid: Sequence[float], title: str, file: Path,
     norm: str = "",
 ) -> None:  # fmt: skip
-    with plt.rc_context(STYLE):
+    with rc_context(STYLE):
         save(comparison_figure(lines, rows, grid, title, norm), file)
 
 
@@ -41,7 +42,7 @@ def comparison_figure(
     shown = sorted(lines, key=lambda line: (line.method != ATTACK, -(line.radius or 0.0)))
     widths = [0.3 * len(grid) + 0.3, 3.6, 1.3, 1.3]
     size = (10.4, 1.5 + 0.36 * len(shown))
-    figure, axes = plt.subplots(1, 4, figsize=size, layout="constrained", width_ratios=widths)
+    figure, axes = subplots(1, 4, figsize=size, width_ratios=widths)
     counts, radii, seconds, memory = axes
     _counts(counts, shown, grid, norm)
     _radii(radii, shown, rows, norm)
@@ -102,7 +103,7 @@ def _bars(ax: Any, shown: Sequence[MethodLine], values: Sequence[float | None], 
 
 
 def draw_inputs(lines: Sequence[InputLine], title: str, file: Path, norm: str = "") -> None:
-    with plt.rc_context(STYLE):
+    with rc_context(STYLE):
         save(inputs_figure(lines, title, norm), file)
 
 
@@ -112,7 +113,7 @@ def inputs_figure(lines: Sequence[InputLine], title: str, norm: str) -> Any:
     Arrows leave the picture where a side has no end: nothing proved, or nothing broken.
     """
     shown = sorted((line for line in lines if line.status != "misclassified"), key=lambda line: line.certified)
-    figure, ax = plt.subplots(figsize=(7.6, 1.6 + 0.26 * max(4, len(shown))), layout="constrained")
+    figure, ax = subplots(figsize=(7.6, 1.6 + 0.26 * max(4, len(shown))))
     ends = [x for line in shown for x in (line.certified, line.attacked or 0.0) if 0 < x < math.inf]
     left, right = min(ends, default=1e-3) / 1.6, max(ends, default=1e-2) * 1.6
     log_ticks(ax.xaxis, left, right)

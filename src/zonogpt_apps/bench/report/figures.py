@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from zonogpt.support.plotting import INK, STYLE, method_colour, method_marker, plt, radius_label
+from zonogpt.support.plotting import (
+    INK,
+    STYLE,
+    Rectangle,
+    method_colour,
+    method_marker,
+    radius_label,
+    rc_context,
+    subplots,
+)
 from zonogpt_apps.bench.grid import SIZES, TASKS, ModelId
 from zonogpt_apps.bench.report import words
 from zonogpt_apps.bench.report.colours import LEVELS
@@ -73,21 +82,18 @@ def without_literal(summary: Summary) -> Summary:
 
 
 def _draw(name: str, title: str, note: str, paint: Callable[[], Any]) -> Drawing:
-    with plt.rc_context(LOOK):
+    with rc_context(LOOK):
         figure = paint()
         svg, png = io.BytesIO(), io.BytesIO()
         figure.savefig(svg, format="svg", metadata={"Date": None})
         figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
-        plt.close(figure)
     return Drawing(name, title, note, svg.getvalue(), png.getvalue())
 
 
 def solved(summary: Summary) -> Any:
     """A part of what was run, since methods may have been run on different numbers of instances."""
     tasks = list(dict.fromkeys(line.task for line in summary.radii))
-    figure, axes = plt.subplots(
-        len(tasks), 1, figsize=(WIDTH, 0.9 + 2.5 * len(tasks)), sharex=True, layout="constrained", squeeze=False
-    )
+    figure, axes = subplots(len(tasks), 1, figsize=(WIDTH, 0.9 + 2.5 * len(tasks)), sharex=True, squeeze=False)
     for ax, task in zip(axes.flat, tasks, strict=True):
         for line in summary.radii:
             if line.task == task:
@@ -119,7 +125,7 @@ def _solved_line(ax: Any, line: RadiusLine, shift: float) -> None:
 
 def runtime(summary: Summary) -> Any:
     shown = summary.runtimes[::-1]
-    figure, ax = plt.subplots(figsize=(WIDTH, 1.3 + 0.5 * len(shown)), layout="constrained")
+    figure, ax = subplots(figsize=(WIDTH, 1.3 + 0.5 * len(shown)))
     least = min((line.smallest for line in shown if line.smallest > 0), default=1e-3)
     for y, line in enumerate(shown):
         colour = method_colour(line.method)
@@ -138,7 +144,7 @@ def runtime(summary: Summary) -> Any:
 
 
 def cactus(summary: Summary) -> Any:
-    figure, ax = plt.subplots(figsize=(WIDTH, 4.2), layout="constrained")
+    figure, ax = subplots(figsize=(WIDTH, 4.2))
     found = groups(summary.rows, lambda row: row.method)
     for method in summary.methods:
         times = sorted(row.seconds for row in found[method] if row.status == "verified")
@@ -156,8 +162,8 @@ def depth(summary: Summary) -> Any:
     """A panel per task and size."""
     tasks = [task for task in TASKS if any(line.model.task == task for line in summary.certified)]
     sizes = [size for size in SIZES if any(line.model.size == size for line in summary.certified)]
-    figure, axes = plt.subplots(
-        len(tasks), len(sizes), figsize=(WIDTH, 1 + 2.5 * len(tasks)), sharex=True, sharey=True, layout="constrained",
+    figure, axes = subplots(
+        len(tasks), len(sizes), figsize=(WIDTH, 1 + 2.5 * len(tasks)), sharex=True, sharey=True,
         squeeze=False,
     )  # fmt: skip
     radii = summary.radii[0].radii
@@ -197,16 +203,16 @@ def ledger(summary: Summary) -> Any:
     """A row per model, a column per GPT-2 block, attention and MLP apart: nothing lies on anything else."""
     tasks = [task for task in TASKS if any(line.model.task == task for line in summary.shares)]
     rows = [[line for line in summary.shares if line.model.task == task] for task in tasks]
-    figure, axes = plt.subplots(
+    figure, axes = subplots(
         len(tasks), 2, figsize=(WIDTH, 1.1 + sum(0.6 + 0.22 * len(lines) for lines in rows)), sharex=True,
-        sharey="row", layout="constrained", squeeze=False, height_ratios=[2.5 + len(lines) for lines in rows],
+        sharey="row", squeeze=False, height_ratios=[2.5 + len(lines) for lines in rows],
     )  # fmt: skip
     deepest = max((len(line.shares) - 2) // 2 for line in summary.shares)
     for task, lines, pair in zip(tasks, rows, axes, strict=True):
         for ax, (kind, first) in zip(pair, (("attention", 1), ("MLP", 2)), strict=True):
             for y, line in enumerate(lines):
                 for k, share in enumerate(line.shares[first:-1:2]):
-                    ax.add_patch(plt.Rectangle((k + 0.55, y - 0.45), 0.9, 0.9, color=_level(100 * share), lw=0))
+                    ax.add_patch(Rectangle((k + 0.55, y - 0.45), 0.9, 0.9, color=_level(100 * share), lw=0))
             ax.set(xlim=(0.3, deepest + 0.7), ylim=(len(lines) - 0.3, -0.7))
             ax.set_title(f"{words.TASK_NAMES[task]}, {kind}", loc="left")
             ax.tick_params(axis="y", length=0)
@@ -214,7 +220,7 @@ def ledger(summary: Summary) -> Any:
     for ax in axes[-1]:
         ax.set_xlabel("block")
         ax.set_xticks(sorted({1, *range(4, deepest + 1, 4)}))
-    named = [plt.Rectangle((0, 0), 1, 1, color=colour, lw=0) for colour in LEVELS]
+    named = [Rectangle((0, 0), 1, 1, color=colour, lw=0) for colour in LEVELS]
     figure.legend(named, [_range(k) for k in range(len(LEVELS))], frameon=False, fontsize=10, ncols=3,
                   loc="outside lower center", handlelength=1.2, columnspacing=1.0, title="share of all, %")  # fmt: skip
     return figure
