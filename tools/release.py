@@ -66,9 +66,14 @@ def try_out(files: Sequence[Path], scratch: Path) -> None:
     print(run(alone / "zonogpt-check", "digit.cert", model, cwd=scratch))
 
 
-def tell(files: Sequence[Path]) -> None:
+def source() -> str:
+    """To be asked before anything is built."""
     changed = "with changes that are not committed" if run("git", "status", "--porcelain") else "as committed"
-    print(f"of commit {run('git', 'rev-parse', 'HEAD').strip()}, {changed}; would be uploaded, in this order:")
+    return f"commit {run('git', 'rev-parse', 'HEAD').strip()}, {changed}"
+
+
+def tell(files: Sequence[Path], of: str) -> None:
+    print(f"of {of}; would be uploaded, in this order:")
     for file in files:
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         print(f"{file.name:36} {file.stat().st_size:>9,} bytes  sha256 {digest}")
@@ -79,10 +84,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     out = parser.parse_args().out.resolve()
+    of = source()
     files = build(out)
     with tempfile.TemporaryDirectory() as scratch:
         try_out(files, Path(scratch))
-    tell(files)
+    tell(files, of)
 
 
 if __name__ == "__main__":
