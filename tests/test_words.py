@@ -164,9 +164,9 @@ def test_moved_tokens_are_shown_and_measured(model, folder):
     distance = (table - own).abs().amax(-1)
     distance[text.ids[first]] = torch.inf
     share = 100 * 1e-6 / float(distance.min())
-    assert f"the radius is {100 * 1e-6 / float(own.abs().max()):.3g} % of the token's norm (l∞)" in run.stdout
+    assert f"the radius is {100 * 1e-6 / float(own.abs().max()):.3g} % of its norm (l∞)" in run.stdout
     nearest = text.tokens and zonogpt.model.names.token_names(model, [int(distance.argmin())])[0]
-    assert f"and {share:.3g} % of the way to its nearest other token, {nearest!r}" in run.stdout
+    assert f"and {share:.3g} % of the way to the nearest other token, {nearest!r}" in run.stdout
 
 
 @pytest.mark.parametrize("command", [("verify", "--radius", "1e-6"), ("inspect",)])

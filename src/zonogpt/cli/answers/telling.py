@@ -49,10 +49,10 @@ def describe_moves(net: Model, spec: Spec) -> list[str]:
     ball = BALLS[f"{box.ball.norm:g}"]
     for scale in found[:MOST_SHOWN]:
         of_length, of_distance = scale.shares(box.ball.radius)
-        said = f"  {scale.called}: the radius is {percent(of_length)} of the token's norm ({ball})"
+        said = f"  {scale.called}: the radius is {percent(of_length)} of its norm ({ball})"
         if scale.nearest is not None:
             nearest = scale.nearest if scale.nearest_token is None else repr(scale.nearest_token)
-            said += f", and {percent(of_distance)} of the way to its nearest other token, {nearest}"
+            said += f", and {percent(of_distance)} of the way to the nearest other token, {nearest}"
         lines.append(said)
     if len(found) > MOST_SHOWN:
         lines.append(f"  and {len(found) - MOST_SHOWN} more")
