@@ -287,3 +287,13 @@ def test_help_tells_of_every_field(name):
     said = inspect.getdoc(getattr(zonogpt, name))
     for field in dataclasses.fields(getattr(zonogpt, name)):
         assert re.search(rf"\b{field.name}\b", said), field.name
+
+
+def test_the_library_logs_and_prints_nothing(caplog, capsys):
+    with caplog.at_level("INFO", logger="zonogpt"):
+        model = zonogpt.load(image_model())
+        zonogpt.verify(model, zonogpt.image_ball(model, IMAGE, 1e-6))
+    said = [record.getMessage() for record in caplog.records]
+    assert any("loaded Model(" in line for line in said)
+    assert any("verified by method E in" in line for line in said)
+    assert capsys.readouterr() == ("", "")

@@ -155,7 +155,7 @@ class Ball:
         return Ball(np.diagonal(self.mid, axis1=-2, axis2=-1), np.diagonal(self.rad, axis1=-2, axis2=-1))
 
     def sqrt(self) -> Ball:
-        """Of numbers that are not negative: what lies below zero is rounding."""
+        """The root of numbers that are not negative: what lies below zero is rounding."""
         low, high = np.sqrt(np.maximum(self.lower(), 0.0)), np.sqrt(np.maximum(self.upper(), 0.0))
         return Ball.between(low * (1 - 2 * U), _up(high))
 
@@ -194,7 +194,7 @@ def smallest(*balls: Ball) -> Ball:
 
 
 def smaller(a: Ball, b: Ball) -> Ball:
-    """Of two bounds the better one; where one is not a number, the other."""
+    """The better of two bounds; where one is not a number, the other."""
     first, second = (np.where(np.isnan(x.upper()), np.inf, x.upper()) for x in (a, b))
     return Ball.choose(first <= second, a, b)
 

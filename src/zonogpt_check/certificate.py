@@ -131,7 +131,7 @@ class Lines:
 
 
 def file_digest(file: Path, said: str) -> str:
-    """Of the file, with the digest that it says replaced by zeros: it must stand in the header, once."""
+    """The digest of the file with its own digest replaced by zeros; that must stand in the header, once."""
     with open(file, "rb") as stream:
         head = stream.read(8)
         length = int.from_bytes(head, "little")

@@ -99,7 +99,7 @@ def go_back(
 
 
 def at_the_head(rows: Ball, offset: Ball, norm: Norm) -> tuple[Ball, Array, Ball]:
-    """Of rows (R, d): their value at the centre, functionals (R, tokens, d), and by how much these may be off."""
+    """For rows (R, d): their value at the centre, functionals (R, tokens, d), and by how much these may be off."""
     share = 1 / Ball(float(len(norm.n0)))  # the mean over the tokens read
     value = rows @ (share * norm.n0).sum(0)[:, None]
     functionals = (rows * share)[:, None] + np.zeros((len(norm.n0), 1))

@@ -10,16 +10,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 @contextmanager
-def progress_bar(quiet: bool, estimate: bool = False) -> Iterator[Progress]:
-    """With `estimate`, the time that is left; such a bar counts work, not things, so it shows no numbers."""
+def progress_bar(quiet: bool, counts: bool = True) -> Iterator[Progress]:
+    """What is done, and the time that is left. A bar that counts work, not things, shows no numbers: `counts` False."""
     console = Console(stderr=True)
     hidden = quiet or not console.is_terminal
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        *([] if estimate else [MofNCompleteColumn()]),
+        *([MofNCompleteColumn()] if counts else []),
         TimeElapsedColumn(),
-        *([TextColumn("left"), TimeRemainingColumn()] if estimate else []),
+        TextColumn("left"),
+        TimeRemainingColumn(),
         console=console,
         transient=True,
         disable=hidden,

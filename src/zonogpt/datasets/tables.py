@@ -65,7 +65,7 @@ def _columns(file: Path, rows: list[tuple[int, list[str]]], kind: str) -> list[L
 
 
 def _label_column(file: Path, rows: list[list[str]], kind: str) -> int:
-    """Of two columns, the one that holds integers only."""
+    """The only one of two columns that holds nothing but integers."""
     integers = [k for k in range(len(rows[0])) if all(INTEGER.fullmatch(row[k]) for row in rows)]
     if len(rows[0]) == 2 and kind == "TSV" and 0 in integers:  # LABEL<TAB>5, a text of one token id
         return 0

@@ -33,7 +33,7 @@ class Interval:
 
     @staticmethod
     def known(lower: Tensor, upper: Tensor) -> Interval:
-        """Of ends that were looked at already: neither is NaN, nor infinite on the wrong side."""
+        """An interval whose ends were looked at already: neither is NaN, nor infinite on the wrong side."""
         out = object.__new__(Interval)
         object.__setattr__(out, "lower", lower)
         object.__setattr__(out, "upper", upper)

@@ -78,7 +78,7 @@ class Problem:
     arithmetic: Arithmetic  # float32: only those methods that bound rounding
 
     def tick(self, t: int) -> Callable[[], None]:
-        """To be called while block t (from 1; the head is last) is bounded, as often as one likes."""
+        """A function to call while block t is bounded (from 1; the head is last), any number of times."""
         blocks = self.model.blocks
         kind = blocks[t - 1].kind if t <= len(blocks) else "head"
         progress = Progress(min(t, len(blocks)), len(blocks), kind, done=(t - 1) / (len(blocks) + 1))

@@ -144,7 +144,7 @@ def prefix_tokens(model: Model, budget_bytes: int | None) -> tuple[int, int]:
 
 
 def sizes(model: Model, spec: Spec) -> Sizes:
-    """Of the tokens from the first that moves on: method E does not propagate the others."""
+    """The sizes of the tokens from the first that moves on. Method E does not propagate the others as sets."""
     return dataclasses.replace(whole_sizes(model, spec), n_tokens=spec.input.n_tokens - first_moving(model, spec))
 
 

@@ -43,7 +43,7 @@ def block_sizes(model: Model) -> tuple[tuple[str, Shape], ...]:
 
 
 def whole_sizes(model: Model, spec: Spec) -> Sizes:
-    """Of a run that treats all tokens alike, whether they move or not."""
+    """The sizes of a run that treats all tokens alike, whether they move or not."""
     box = spec.input
     return Sizes(
         box.n_tokens, box.n_tokens, model.width, block_sizes(model), n_moving(spec), box.embed.inputs_per_token,
@@ -120,7 +120,7 @@ def largest_chunk(device_type: str) -> int:
 
 
 def most_kept_bytes(device_type: str) -> int:
-    """Of a batch's tangents; with more they would be computed twice."""
+    """The most bytes of a batch's tangents that are kept; beyond that they are computed twice."""
     return KEPT_CHUNKS * largest_chunk(device_type)
 
 
@@ -148,13 +148,13 @@ def plan_ellipsoidal(sizes: Sizes, item: int, batch: int, budget_bytes: int | No
 
 
 def still_token_bytes(width: int, n_heads: int, hidden: int, length: int) -> int:
-    """Of each token that does not move, among so many of them, on their way through the network."""
+    """The bytes that a token which does not move takes on its way through the network, among `length` of them."""
     d, attention = width, 8 * width * width + 6 * n_heads * length * length + 8 * length * width
     return 8 * (2 * d * (d + 10) + max(attention, d * (3 * hidden + 6 * d)))
 
 
 def known_token_bytes(model: Model) -> int:
-    """Of each such token, what is remembered; at a head that reads more than the last token also its set."""
+    """The bytes that are remembered of such a token: its set too, where the head reads more than the last token."""
     d = model.width
     return 8 * d * (5 * max(1, model.n_layers) + (0 if model.head.reads_last else d + 1))
 

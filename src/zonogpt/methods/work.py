@@ -44,7 +44,7 @@ class Work:
 
 
 def work_of(sizes: Sizes) -> Work:
-    """Of one input."""
+    """The work of one input."""
     moving, before = sizes.n_tokens, sizes.length - sizes.n_tokens
     blocks = [shape for _, shape in sizes.blocks]
     return Work(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,8 @@ from zonogpt.support.tensors import fingerprint, moved
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
 
 ARCHITECTURES = ("GPT2ForSequenceClassification", "GPT2LMHeadModel", "GPT2ForImageClassification")
 
@@ -96,6 +99,7 @@ def _judged(model: Model, net: PreTrainedModel, folder: Path | None = None) -> M
     judge = HuggingFaceModel(net, folder)
     with torch.no_grad():
         require_agreement(moved(model, model.device, torch.float64), judge)
+    log.info("loaded %r; transformers agrees", model)
     return replace(model, source=judge, weights=_types(_tensors(net)))
 
 

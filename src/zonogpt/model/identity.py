@@ -25,7 +25,7 @@ class ModelFiles:
 
     @staticmethod
     def of(files: Sequence[Path]) -> ModelFiles:
-        """To be called before they are read."""
+        """Stamps files that are about to be read."""
         return ModelFiles(tuple((file, *_stamp(file)) for file in files))
 
     def sha256(self) -> dict[str, str]:

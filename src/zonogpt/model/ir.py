@@ -56,7 +56,7 @@ class TokenEmbedding:
 
     @property
     def inputs_per_token(self) -> int:
-        """Of a token that moves: its embedding."""
+        """The size of the embedding of a token that moves."""
         return self.tokens.shape[1]
 
     def __call__(self, ids: Tensor) -> Tensor:  # (S,) -> (S, d)
@@ -149,7 +149,7 @@ class Model:
         return self.head.weight.device
 
     def converted(self, device: torch.device, dtype: torch.dtype) -> Model:
-        """With blocks and head on `device` in `dtype`; the embedding stays: specs hold what is needed of it."""
+        """A copy with blocks and head on `device` in `dtype`. The embedding stays: specs hold what a run needs of it."""
         return replace(self, blocks=moved(self.blocks, device, dtype), head=moved(self.head, device, dtype))
 
     def forward(self, x: Tensor) -> Tensor:  # embedded tokens (..., S, d) -> outputs (..., K)

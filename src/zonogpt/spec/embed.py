@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class EmbedMap(Protocol):
     @property
     def raw_shape(self) -> tuple[int, ...]:
-        """Of one raw input."""
+        """The shape of one raw input."""
 
     @property
     def n_tokens(self) -> int: ...

@@ -51,7 +51,7 @@ def _share(radius: float, size: float) -> float:
 
 
 def scales(model: Model, box: Box) -> list[TokenScale]:
-    """Of the tokens of a text that move."""
+    """The scale of each token that moves."""
     embed = box.embed
     assert embed.ids is not None
     assert embed.positions is not None

@@ -53,7 +53,7 @@ class Spec(ByValue):
 
     @property
     def radius(self) -> float | None:
-        """Of a ball; None for any other box."""
+        """The radius of a ball; None for any other box."""
         return None if self.input.ball is None else self.input.ball.radius
 
     def require_ball(self) -> Ball:

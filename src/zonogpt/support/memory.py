@@ -32,7 +32,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def _reclaimable() -> int:
-    """Of a container: file pages that count as used, and that the system takes back when memory is short."""
+    """File pages that count as used in a container, and that the system takes back when memory is short."""
     lines = (line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
     return sum(int(value) for name, value in lines if name in ("inactive_file", "active_file"))
 

@@ -14,5 +14,5 @@ def require(package: str, extra: str) -> None:
 
 
 def require_plots() -> None:
-    """Of whatever draws a picture."""
+    """OptionError unless pictures can be drawn."""
     require("matplotlib", "plots")

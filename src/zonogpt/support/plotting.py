@@ -90,7 +90,7 @@ def norm_name(norm: str) -> str:
 
 
 def radius_label(norm: str) -> str:
-    """Of an axis; the norm is left out where it is not known."""
+    """The label of a radius axis; the norm is left out where it is not known."""
     return f"radius ({norm_name(norm)})" if norm else "radius"
 
 

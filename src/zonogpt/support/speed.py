@@ -10,7 +10,7 @@ SIDE, TIMES = 512, 3
 
 
 def multiply_adds_per_second(device: torch.device) -> float:
-    """Of square matrices in float64, measured now: some hundredths of a second on a CPU."""
+    """Measured now on square matrices in float64, which takes some hundredths of a second on a CPU."""
     a = torch.full((SIDE, SIDE), 0.5, dtype=torch.float64, device=device)
     (a @ a).sum().item()  # what is set up at the first call
     started = time.perf_counter()

@@ -29,7 +29,7 @@ class Prefix:
         return torch.cat([self.n, x], dim=-2)
 
     def select(self, index: Tensor) -> Prefix:
-        """Of one row of p tokens, those at `index` (B, k) for each of B inputs."""
+        """The tokens at `index` (B, k) of one row of p tokens, for each of B inputs."""
         K, V = (x[0][:, index].transpose(0, 1) for x in (self.K, self.V))
         n, size, executed = (x[0][index] for x in (self.n, self.size, self.executed))
         return Prefix(n, K, V, size, executed)

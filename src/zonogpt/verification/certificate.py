@@ -239,7 +239,7 @@ def _claim(tape: Tape, spec: Spec, tick: Tick = nobody) -> tuple[Arrays, Tensor]
 
 
 def _wider(loss: Tensor, times: int = 1) -> Tensor:
-    """With room; losses against a range may be negative."""
+    """The loss with room for the checker. A loss against a range may be negative."""
     return loss + times * room() * loss.abs()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,8 @@ from zonogpt.verification.precision import full_precision
 from zonogpt.verification.result import Result, Stopped
 from zonogpt.verification.subject import Subject
 from zonogpt.verification.verdict import joined, judge, nothing_known, rounding_allowance, with_counterexample
+
+log = logging.getLogger(__name__)
 
 NO_MEMORY = "memory: out of memory on the way; `inspect` predicts the need, a smaller budget lowers it"
 
@@ -143,6 +146,9 @@ class Verification:
             else:
                 results.append(with_counterexample(result, findings[i]))
         share = (time.perf_counter() - started) / len(specs)
+        for result in results:
+            log.info("%s: %s by method %s in %.3g s (%s)", result.claim, result.status, result.method, share,
+                     result.reason)  # fmt: skip
         return [dataclasses.replace(result, seconds=share) for result in results]
 
     def _nothing_known(self, spec: Spec) -> Result:

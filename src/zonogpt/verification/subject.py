@@ -106,7 +106,7 @@ def about_input(model: Model, box: Box) -> dict[str, Any]:
 
 
 def claim_rows(spec: Spec) -> dict[str, Any] | None:
-    """Of a linear claim what exactly is claimed: rows @ outputs + offset > 0."""
+    """The rows and offset of a linear claim, rows @ outputs + offset > 0; None for other claims."""
     claim = spec.claim
     if not isinstance(claim, LinearClaim):
         return None

@@ -91,7 +91,7 @@ class Verifier:
 
 
 def changed(options: Options, choices: Choices) -> Options:
-    """With these choices instead; OptionError for one that is none."""
+    """The options with these choices in place of their own; OptionError for a choice that does not exist."""
     unknown = set(choices) - set(Choices.__annotations__)
     if unknown:
         raise OptionError(f"{sorted(unknown)[0]!r} is no option here; there are {', '.join(Choices.__annotations__)}")

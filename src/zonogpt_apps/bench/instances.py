@@ -82,7 +82,7 @@ class Instance(Subject):
 
     @property
     def set_hash(self) -> str:
-        """Of the input set: instances that share it differ in the rival only, and need one propagation."""
+        """Names the input set. Instances that share it differ in the rival only, and need one propagation."""
         return digest([self.model_hash, self.input_hash, self.positions, self.radius.hex(), self.label])
 
     def to_json(self) -> str:

@@ -28,7 +28,7 @@ from zonogpt_apps.bench.training.record import weights_hash
 
 
 def key_of(settings: str, method: str, instance: Instance) -> str:
-    """Of the row of an instance under a method, in runs with these settings."""
+    """The key of the row of an instance under a method, in runs with these settings."""
     return digest([settings, method, instance.hash])
 
 
@@ -135,7 +135,7 @@ class Solved:
     result: Result
 
     def row(self, instance: Instance, first: bool) -> BenchRow:
-        """Of one claim; the first row of a propagation has its ledger."""
+        """The row of one claim; the first row of a propagation has its ledger."""
         at, result = rivals(self.spec).index(instance.rival), self.result
         status, margin = claim_status(result, at), float(result.margins[at])
         reason, lowest = claim_reason(result, status), None
@@ -167,7 +167,7 @@ class Solved:
 
 
 def claim_status(result: Result, at: int) -> str:
-    """Of one claim of several: proved if its own margin is positive, unless the run distrusts its own bounds."""
+    """One claim of several is proved if its own margin is positive, unless the run distrusts its own bounds."""
     if result.status in ("verified", "timeout"):
         return result.status
     if result.status == "falsified":

@@ -121,7 +121,7 @@ def run_(
     from zonogpt_apps.bench.run import run
     from zonogpt_apps.cli.watching import BenchWatcher
 
-    with progress_bar(quiet, estimate=True) as bar:
+    with progress_bar(quiet, counts=False) as bar:
         watcher = BenchWatcher(bar)
         with stoppable(watcher, out):
             outcome = run(

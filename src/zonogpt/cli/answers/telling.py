@@ -37,7 +37,7 @@ def moving(net: Model, spec: Spec) -> str:
 
 
 def describe_moves(net: Model, spec: Spec) -> list[str]:
-    """Of a text: what moves, and how far that is for a token."""
+    """What moves in a text, and how far that is for a token."""
     box = spec.input
     if box.embed.positions is None:
         return []
@@ -87,7 +87,7 @@ def describe_witness(net: Model, spec: Spec, result: Result) -> str:
 
 
 def largest_loss(result: Result) -> str:
-    """Of method E what costs most of the margin; of the others, whose ledger is in widths, the widest new error."""
+    """What costs method E most of the margin; for the others, whose ledger is in widths, the widest new error."""
     skipped = ("input",) if result.method == "E" else ("input", "head")
     fresh = [e for e in result.ledger.entries if e.kind not in skipped and e.step not in ("carried", "reduction")]
     worst = max(fresh, key=lambda e: e.width)

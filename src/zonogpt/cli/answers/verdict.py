@@ -151,7 +151,7 @@ def saved(spec: Spec, result: Result, file: Path | None) -> list[str]:
 @contextmanager
 def block_bar(quiet: bool) -> Iterator[Callable[[Progress], None]]:
     """A bar over the work of a run, with the time that remains, and the function that moves it."""
-    with progress_bar(quiet, estimate=True) as bar:
+    with progress_bar(quiet, counts=False) as bar:
         at = bar.add_task("unperturbed input", total=None)
         task = ""
 

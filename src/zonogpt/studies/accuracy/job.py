@@ -62,7 +62,7 @@ class AccuracyTask:
 
     @property
     def proving(self) -> Options:
-        """Of the proofs, which know nothing of the attack."""
+        """The options of the proofs, which know nothing of the attack."""
         return replace(self.options, attack=False)
 
     def open(self) -> AccuracySolver:

@@ -54,7 +54,7 @@ class AccuracyRow(StoredRow):
 
     @property
     def place(self) -> tuple[int, tuple[int, ...]]:
-        """Of the example, at whatever radius."""
+        """Which example this is, at whatever radius."""
         return self.index, tuple(self.positions or ())
 
     @property
@@ -63,5 +63,5 @@ class AccuracyRow(StoredRow):
 
 
 def key_of(settings: str, entry: Entry, radius: float) -> str:
-    """Of the row of an example at a radius, in runs with these settings."""
+    """The key of the row of an example at a radius, in runs with these settings."""
     return digest((settings, entry.index, entry.content, entry.label, entry.positions, radius.hex()))

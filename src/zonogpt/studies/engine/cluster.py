@@ -105,7 +105,7 @@ def solve_job(task: list[Any], job: Any) -> Iterator[StoredRow]:
 
 @lru_cache(maxsize=1)
 def opened(task: Any) -> Solver[Any, Any]:
-    """Of one run at a time: a worker may live longer than a run."""
+    """The solver of the current run; a worker may live longer than a run."""
     import ray
 
     content: Task[Any, Any] = torch.load(io.BytesIO(ray.get(task)), weights_only=False)

@@ -56,7 +56,7 @@ class RadiusRow(StoredRow):
 
     @property
     def place(self) -> tuple[int, tuple[int, ...]]:
-        """Of the input: rows of several methods meet here."""
+        """Which input this is; rows of several methods share it."""
         return self.index, tuple(self.positions or ())
 
     @classmethod
@@ -66,5 +66,5 @@ class RadiusRow(StoredRow):
 
 
 def key_of(settings: str, entry: Entry, method: str) -> str:
-    """Of the row of an input under a method, in runs with these settings."""
+    """The key of the row of an input under a method, in runs with these settings."""
     return digest((settings, entry.index, entry.content, entry.label, entry.positions, method))

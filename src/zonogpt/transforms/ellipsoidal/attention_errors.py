@@ -52,7 +52,7 @@ def asked_errors(point: BranchPoint, source: Sources) -> AskedErrors:
 
 @dataclass(frozen=True)
 class ErrorScores:
-    """Of the centred scores' change by all error ellipsoids: a bound per key, and a Gram over the keys of a row."""
+    """Bounds the change of centred scores by all error ellipsoids, per key and as a Gram over the keys of a row."""
 
     radius: Tensor  # (B, H, I, S)
     gram: Tensor  # (B, H, I, S, S)

@@ -77,7 +77,7 @@ def branch_point(source: Sources, queries: Queries, padding: Tensor | None = Non
 
 @dataclass(frozen=True)
 class Tangents:
-    """Of some symbols: Q (B, H, I, m, e), K and V (B, H, n, m, e), and centred scores W (B, H, I, m, S).
+    """Tangents of some symbols: Q (B, H, I, m, e), K and V (B, H, n, m, e), and centred scores W (B, H, I, m, S).
 
     W_ij = U_ij - sum_k P_ik U_ik: softmax does not see a change that all keys share.
     """

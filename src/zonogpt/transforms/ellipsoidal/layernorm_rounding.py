@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CentringRounding:
-    """Of D: what z0 misses, and what centring the tangents, or z0 times them, rounds."""
+    """Rounding of the deviation D: what z0 misses, and what centring the tangents, or z0 times them, rounds."""
 
     dot: Tensor  # (B, n): of |z0 . D|
     box: Tensor  # (B, n, d): of D
@@ -41,7 +41,7 @@ def centring_rounding(norm: Norm, at: NormPoint, z: EllipsoidalZonotope) -> Cent
 
 @dataclass(frozen=True)
 class ErrorScalars:
-    """Of the error z0 e_rho + D d_rho: the middle of e_rho, the bend, and the bound of d_rho."""
+    """The scalars of the error z0 e_rho + D d_rho: the middle of e_rho, the bend, and the bound of d_rho."""
 
     shift: Tensor  # (B, n)
     bend: Tensor  # (B, n, d)
@@ -65,7 +65,7 @@ def output_rounding(
 
 @dataclass(frozen=True)
 class EnclosureRounding:
-    """Of the backward pass's enclosures, (B, n, K) each."""
+    """What the backward pass's enclosures round, (B, n, K) each."""
 
     error: Tensor
     linear: Tensor

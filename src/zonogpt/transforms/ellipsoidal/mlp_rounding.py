@@ -19,7 +19,7 @@ from zonogpt.transforms.execution import mlp_error
 
 @dataclass(frozen=True)
 class HiddenRounding:
-    """Of the hidden units' input, (B, n, f)."""
+    """What the input of the hidden units rounds, (B, n, f)."""
 
     off: Tensor  # what the centre is off by
     moving: Tensor  # how far it moves, in sizes: what the rounding of tangents is relative to
@@ -32,7 +32,7 @@ class HiddenRounding:
         return rounded + self.underflow(d)
 
     def underflow(self, d: int) -> float:
-        """Of tangents."""
+        """What tangents may lose to underflow."""
         return self.symbols * d * torch.finfo(self.narrow).tiny
 
 
@@ -45,7 +45,7 @@ def hidden_rounding(mlp: Mlp, norm: NormStep, z: EllipsoidalZonotope) -> HiddenR
 
 @dataclass(frozen=True)
 class StripSizes:
-    """Of slope t + mid +- half, which stands for the activation: its value at the centre and its parts, (B, n, f)."""
+    """The line slope t + mid +- half that stands for the activation: its value at the centre, its parts, (B, n, f)."""
 
     value: Tensor
     slope: Tensor

@@ -19,7 +19,7 @@ from zonogpt.transforms.structured.layernorm import LayerNormBounds
 
 @dataclass(frozen=True)
 class HiddenRounding:
-    """Of the activation's input, (S, f)."""
+    """What the activation's input rounds, (S, f)."""
 
     off: Tensor  # the centre is W_1 norm.centre + b_1 up to this
     norm: Tensor  # what LayerNorm rounds, behind W_1

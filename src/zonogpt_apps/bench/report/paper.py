@@ -40,7 +40,7 @@ GROUPS = (
 
 @dataclass(frozen=True)
 class Solved:
-    """Of 180 instances, or of all 2,880 in a total."""
+    """What was solved of 180 instances, or of all 2,880 in a total."""
 
     solved: int
     seconds: float

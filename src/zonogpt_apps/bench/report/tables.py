@@ -271,7 +271,7 @@ def tasks_of(rows: Sequence[BenchRow]) -> list[str]:
 
 
 def by_radius(rows: Sequence[BenchRow]) -> tuple[RadiusLine, ...]:
-    """Of all tasks, then of each, if there are several."""
+    """A line per radius: over all tasks, then for each, if there are several."""
     radii = tuple(sorted({row.radius for row in rows}))
     tasks = tasks_of(rows)
     lines = []

@@ -53,7 +53,7 @@ def ratio(value: float | None) -> str:
 
 
 def block_name(block: int, last: int) -> str:
-    """Of a ledger: the input, attention and MLP of each GPT-2 block in turn, the head."""
+    """A place in a ledger: the input, attention and MLP of each GPT-2 block in turn, the head."""
     if block == 0:
         return "input"
     if block == last:
