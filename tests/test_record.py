@@ -83,7 +83,7 @@ def test_a_record_names_files_as_sha256sum_does(tmp_path):
     save_named_model(tmp_path, pad_token_id=329)
     run = zono("verify", tmp_path, "--text", "a good film", "--words", "good", "--radius", "1e-7", "--json", "-")
     record = valid("result.json", run.stdout)
-    assert set(record["model"]["files"]) == {"config.json", "model.safetensors"}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(record["model"]["files"])
     for name, digest in record["model"]["files"].items():
         said = subprocess.run(["sha256sum", tmp_path / name], capture_output=True, text=True, check=True).stdout
         assert said.split()[0] == digest
@@ -136,6 +136,8 @@ def broken_records():
                         ("label", True), ("radius", "1"), ("seconds", None), ("peak_bytes", 1.5), ("ledger", [1]),
                         ("ledger", [{}]), ("counterexample", [["x"]]), ("replayed", [1]), ("stopped", "later"),
                         ("guarantee", "sure"), ("reason", 3), ("unknown", 1), ("model", 3),
+                        ("margins", [-1.0, 1.0]), ("margins", ["nan", 1.0]), ("margins", []), ("stopped", "timeout"),
+                        ("status", "falsified"), ("radius", -3),
                         ("input", None)):  # fmt: skip
         yield json.dumps(whole | {name: wrong})
 

@@ -215,3 +215,42 @@ def test_a_counterexample_speaks_the_users_language(folder):
     assert run.returncode == 20, run.stderr + run.stdout
     assert "instead of 1 ('POSITIVE')" in run.stdout
     assert "token ' film' at position" in run.stdout
+
+
+def test_a_folder_that_is_written_anew_has_its_new_tokenizer(tmp_path):
+    old = zonogpt.load(save_named_model(tmp_path, pad_token_id=329))
+    before = zonogpt.text(old, "a good film").ids
+    save_named_model(tmp_path, adds_tokens=True, pad_token_id=329)
+    assert zonogpt.text(old, "a good film").ids == before  # as it was loaded
+    anew = zonogpt.load(tmp_path)
+    assert zonogpt.text(anew, "a good film").ids != before
+    file = tmp_path / "tokenizer.json"
+    file.write_text(file.read_text() + "\n")
+    late = zonogpt.load(tmp_path)
+    file.write_text(file.read_text() + "\n")  # behind its back
+    with pytest.raises(zonogpt.ZonoGptError, match=r"tokenizer\.json has changed since"):
+        zonogpt.text(late, "a bad film")
+
+
+def test_overlapping_words_and_signs_are_found(model):
+    text = zonogpt.text(model, "good good good! film")
+    goods = text.at("good")
+    assert text.at("good good") == goods
+    assert "".join(text.tokens[k] for k in text.at("!")).strip() == "!"
+
+
+def test_what_is_no_token_is_no_label(tmp_path):
+    save_named_model(tmp_path)
+    language_model(cfg=config(vocab_size=330, n_positions=32)).save_pretrained(tmp_path)
+    run = zono("verify", tmp_path, "--text", "a good film", "--words", "film", "--radius", "1e-7", "--target", " good")
+    assert "' good'" in run.stdout  # and not 'good', which is another token
+    with pytest.raises(zonogpt.SpecError, match="is a number or a name; got True"):
+        output_number(zonogpt.load(tmp_path), True)
+
+
+def test_ids_may_be_used_again(model):
+    ids = torch.tensor(zonogpt.text(model, FILM).ids)
+    result = zonogpt.verify(model, zonogpt.embedding_ball(model, ids, [1], 1e-7))
+    kept = ids.tolist()
+    ids[0] = 7
+    assert result.about["input"]["ids"] == kept

@@ -151,7 +151,7 @@ def _rounded_up(exact: Fraction) -> float:
 
 def two_numbers(text: str, name: str) -> tuple[float, float]:
     """ "0.2,0.8" -> (0.2, 0.8); -inf and inf are numbers."""
-    found = numbers(text, name)
+    found = [] if "/" in text else numbers(text, name)  # a fraction would be rounded up, at either end
     if len(found) != 2:
         raise OptionError(f"{name} takes two numbers, LOW,HIGH; got {text!r}")
     return found[0], found[1]

@@ -17,6 +17,8 @@ from zonogpt.model import zoo
 from zonogpt.support.files import read_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
+             "added_tokens.json")  # fmt: skip
 SHARD = re.compile(r"\w[\w.-]*\.safetensors", re.ASCII)  # a file of the same folder, and no pickle
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -66,10 +68,11 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """config.json and the files that `read_tensors` reads; it says what is wrong with them."""
-    if not (folder / INDEX).is_file() or (folder / WEIGHTS).is_file():
-        return [folder / "config.json", folder / WEIGHTS]
-    return [folder / "config.json", folder / INDEX, *(folder / shard for shard in _shards(folder / INDEX))]
+    """config.json, the files that `read_tensors` reads, and those of a tokenizer, as far as they are there."""
+    names = ["config.json", WEIGHTS, *TOKENIZER]
+    if (folder / INDEX).is_file() and not (folder / WEIGHTS).is_file():
+        names += [INDEX, *_shards(folder / INDEX)]
+    return [folder / name for name in names if (folder / name).is_file()]
 
 
 def read_tensors(folder: Path, architecture: str) -> dict[str, Tensor]:

@@ -45,6 +45,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "_attn_implementation": (None, "eager", "sdpa"),
     "dtype": (None, "float16", "bfloat16", "float32", "float64"),
     "torch_dtype": (None, "float16", "bfloat16", "float32", "float64"),
+    "prefix": (None, ""),  # which pipelines put before a text
     "problem_type": (None, "single_label_classification", "multi_label_classification", "regression"),
 }
 
@@ -56,7 +57,7 @@ IRRELEVANT = {
     "n_ctx", "resid_pdrop", "embd_pdrop", "attn_pdrop", "initializer_range", "summary_type", "summary_use_proj",
     "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "use_cache", "return_dict",
     "output_hidden_states", "output_attentions", "output_past", "tie_last_hidden_states", "gradient_checkpointing",
-    "tf_legacy_loss", "finetuning_task", "task_specific_params", "tokenizer_class", "prefix", "transformers_version",
+    "tf_legacy_loss", "finetuning_task", "task_specific_params", "tokenizer_class", "transformers_version",
     "_name_or_path", "name_or_path", "_commit_hash", "_attn_implementation_autoset", "_num_labels",
     "predict_special_tokens", "bos_token_id", "eos_token_id", "sep_token_id", "decoder_start_token_id",
 }  # fmt: skip

@@ -60,7 +60,7 @@ def load(source: str | Path | PreTrainedModel, *, tokenizer: PreTrainedTokenizer
         case other:
             raise ModelError(f"config.json names no architecture (architectures = {other!r})")
     check_config(raw)
-    files = ModelFiles.of([file for file in checkpoint.files_of(folder) if file.is_file()])
+    files = ModelFiles.of(checkpoint.files_of(folder))
     tensors = checkpoint.read_tensors(folder, architecture)
     config = gpt2_config(raw, tensors)
     if architecture == "GPT2ForImageClassification" and not any(name.endswith("wte.weight") for name in tensors):

@@ -21,28 +21,35 @@ def weights_digest(model: Model) -> str:
 class ModelFiles:
     """The files that a model was read from, as they were then: a file that changed since has no digest."""
 
-    stamps: tuple[tuple[Path, int, int], ...]  # file, size in bytes, time of its last change in ns
+    stamps: tuple[tuple[Path, tuple[int, ...]], ...]  # file, and what tells whether it changed
 
     @staticmethod
     def of(files: Sequence[Path]) -> ModelFiles:
         """Stamps files that are about to be read."""
-        return ModelFiles(tuple((file, *_stamp(file)) for file in files))
+        return ModelFiles(tuple((file, _stamp(file)) for file in files))
 
     def sha256(self) -> dict[str, str]:
         """By name, as `sha256sum` prints them. ModelError for a file that is not what was read."""
         digests = {}
-        for file, *stamp in self.stamps:
+        for file, _ in self.stamps:
             try:
                 with file.open("rb") as stream:
                     digests[file.name] = hashlib.file_digest(stream, "sha256").hexdigest()
-                changed = [*_stamp(file)] != stamp
+            except OSError as error:
+                raise ModelError(f"{file}, which the model was read from, cannot be read any more: {error}") from error
+        self.require_unchanged()
+        return digests
+
+    def require_unchanged(self) -> None:
+        for file, stamp in self.stamps:
+            try:
+                changed = _stamp(file) != stamp
             except OSError as error:
                 raise ModelError(f"{file}, which the model was read from, cannot be read any more: {error}") from error
             if changed:
                 raise ModelError(f"{file} has changed since the model was read from it; load the model again")
-        return digests
 
 
-def _stamp(file: Path) -> tuple[int, int]:
+def _stamp(file: Path) -> tuple[int, ...]:
     found = file.stat()
-    return found.st_size, found.st_mtime_ns
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino

@@ -244,7 +244,7 @@ def as_ids(model: Model, ids: object) -> Tensor:
         raise SpecError(f"{tensor.numel()} token ids, but this model has {n_positions} positions")
     if int(tensor.min()) < 0 or int(tensor.max()) >= vocabulary:
         raise SpecError(f"token ids must lie in 0..{vocabulary - 1}; got {int(tensor.min())}..{int(tensor.max())}")
-    return tensor.to(model.device)
+    return tensor.to(model.device, copy=True)  # the caller may use the array again
 
 
 def _check_plain(tensor: Tensor, what: str) -> None:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from zonogpt.errors import SpecError
+from zonogpt.model.identity import ModelFiles
 from zonogpt.model.ir import Model, check_model, token_embedding
 from zonogpt.model.tokenizer import Text, Tokenizer
 
@@ -44,12 +45,16 @@ def tokenizer_of(model: Model) -> Tokenizer:
         raise SpecError(
             f"{model.name} came without a tokenizer; give zonogpt.load(model, tokenizer=tokenizer), or token ids"
         )
-    return _beside(model.folder, model.name)
+    return _beside(model.folder, model.name, model.files)
 
 
 @lru_cache(maxsize=8)
-def _beside(folder: Path, owner: str) -> Tokenizer:
-    return Tokenizer.beside(folder, owner)
+def _beside(folder: Path, owner: str, files: ModelFiles | None) -> Tokenizer:
+    """The tokenizer that lay there when the model was loaded: `files` tells it from those before and after it."""
+    found = Tokenizer.beside(folder, owner)
+    if files is not None:
+        files.require_unchanged()
+    return found
 
 
 def token_names(model: Model, ids: Sequence[int]) -> tuple[str, ...] | None:
@@ -77,14 +82,17 @@ def output_called(model: Model, number: int) -> str:
 def output_number(model: Model, label: object) -> int:
     """The output that a number or a name stands for; SpecError if it is none, or if it could be two."""
     if not isinstance(label, str):
+        if isinstance(label, bool):
+            raise SpecError(f"a label is a number or a name; got {label!r}")
         try:
             return operator.index(label)  # type: ignore[arg-type]
         except TypeError as error:
             raise SpecError(f"a label is a number or a name; got {label!r}") from error
     if model.predicts_tokens:
         return int(label) if NUMBER.fullmatch(label) else tokenizer_of(model).one(label)
-    label = label.strip()
-    named = [k for k, name in enumerate(model.labels or ()) if name == label]
+    names = model.labels or ()
+    label = label if label in names else label.strip()
+    named = [k for k, name in enumerate(names) if name == label]
     if NUMBER.fullmatch(label) and named in ([], [int(label)]):
         return int(label)
     if NUMBER.fullmatch(label):
@@ -93,7 +101,7 @@ def output_number(model: Model, label: object) -> int:
             " always the number"
         )
     if len(named) != 1:
-        names = ", ".join(map(repr, model.labels)) if model.labels else f"the numbers 0..{model.n_outputs - 1}"
+        known = ", ".join(map(repr, names)) if names else f"the numbers 0..{model.n_outputs - 1}"
         many = f"{len(named)} labels are called" if named else "no label is called"
-        raise SpecError(f"{many} {label!r}; there are {names}")
+        raise SpecError(f"{many} {label!r}; there are {known}")
     return named[0]

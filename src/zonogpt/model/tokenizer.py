@@ -42,7 +42,10 @@ class Text(Sequence[int]):
         """
         found: set[int] = set()
         for word in words:
-            places = [m.span() for m in re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", self.content)] if word else []
+            # Overlapping occurrences count too; a word that ends in a letter or digit ends there.
+            left, right = (r"(?<!\w)" if word[:1].isalnum() else "", r"(?!\w)" if word[-1:].isalnum() else "")
+            found_at = re.finditer(rf"{left}(?={re.escape(word)}{right})", self.content) if word else ()
+            places = [(match.start(), match.start() + len(word)) for match in found_at]
             if not places:
                 raise SpecError(f"the word {word!r} does not occur in the text {self.content!r}")
             # A token's span may begin at the space before the word.
@@ -61,13 +64,16 @@ class Tokenizer:
         """The one that lies in a model's folder; SpecError if there is none, or none that can be read."""
         from transformers import AutoTokenizer, GPT2Config  # heavy, and only texts need it
 
+        from zonogpt.model.checkpoint import read_config
+
         # transformers makes up an empty tokenizer where the files are missing, and every text becomes "unknown"
         if not any((folder / name).is_file() for name in VOCABULARIES):
             raise SpecError(f"{owner} has no tokenizer ({' or '.join(VOCABULARIES)}); give token ids instead")
         try:
-            # No python file of the folder is run. Nor is config.json read again: `load` has checked its sizes.
+            # No python file of the folder is run. Of config.json only the tokenizer's class counts here.
+            kind = read_config(folder).get("tokenizer_class") if (folder / "config.json").is_file() else None
             tokenizer = AutoTokenizer.from_pretrained(
-                folder, config=GPT2Config(), trust_remote_code=False, local_files_only=True
+                folder, config=GPT2Config(tokenizer_class=kind), trust_remote_code=False, local_files_only=True
             )
         except Exception as error:  # whatever a broken tokenizer file makes transformers raise
             raise SpecError(f"the tokenizer of {owner} cannot be used; give token ids instead ({error!r})") from error
@@ -97,4 +103,7 @@ class Tokenizer:
         ids = self._tokenizer(content, add_special_tokens=False)["input_ids"]
         if len(ids) != 1:
             raise SpecError(f"{content!r} is not one token but {len(ids)}: {', '.join(map(repr, self.spell(ids)))}")
+        (said,) = self.spell(ids)
+        if said != content:  # the unknown token, or a word that the tokenizer changes
+            raise SpecError(f"{content!r} is no token: the tokenizer makes {said!r} of it")
         return int(ids[0])

@@ -68,7 +68,8 @@ class Asked:
     def targets(self) -> list[Label]:
         if self.target is None:
             return []
-        return [self.target] if isinstance(self.target, int | str) else list(self.target)
+        one = isinstance(self.target, str) or hasattr(self.target, "__index__")
+        return [self.target] if one else list(self.target)  # type: ignore[arg-type, list-item]
 
     @property
     def about_largest(self) -> bool:

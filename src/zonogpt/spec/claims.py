@@ -14,6 +14,7 @@ from torch import Tensor
 
 from zonogpt.errors import SpecError
 from zonogpt.model.nodes import Head
+from zonogpt.support.numbers import exact
 from zonogpt.support.tensors import ByValue
 
 Groups = tuple[tuple[int, ...], ...]
@@ -248,9 +249,10 @@ def margin_claim(label: int, n_outputs: int, name: str | None = None) -> MarginC
 def top_claim(label: int, n_outputs: int, k: object, name: str | None = None) -> MarginClaim | TopClaim:
     """The label stays among the k largest outputs."""
     above = margin_claim(label, n_outputs, name)
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k < n_outputs:
+    count = operator.index(k) if hasattr(k, "__index__") and not isinstance(k, bool) else 0
+    if not 1 <= count < n_outputs:
         raise SpecError(f"top_k must lie in 1..{n_outputs - 1}, or the claim says nothing; got {k!r}")
-    return above if k == 1 else TopClaim(above, k)
+    return above if count == 1 else TopClaim(above, count)
 
 
 def target_claim(label: int, targets: Sequence[int], n_outputs: int, words: str) -> LinearClaim:
@@ -297,7 +299,7 @@ def interval_claim(interval: object, n_outputs: int) -> LinearClaim:
     rows = torch.cat([sign * torch.eye(n_outputs, dtype=torch.float64) for sign, at in sides if math.isfinite(at)])
     offset = torch.tensor([at for _, at in sides if math.isfinite(at)], dtype=torch.float64)
     which = "the output stays" if n_outputs == 1 else f"all {n_outputs} outputs stay"
-    return LinearClaim(rows, offset.repeat_interleave(n_outputs), f"{which} between {low:g} and {high:g}")
+    return LinearClaim(rows, offset.repeat_interleave(n_outputs), f"{which} between {exact(low)} and {exact(high)}")
 
 
 def linear_claim(

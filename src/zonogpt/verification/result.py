@@ -17,6 +17,7 @@ from zonogpt.methods.ledger import Guarantee, Ledger, LedgerEntry
 from zonogpt.model.arithmetic import Arithmetic, meaning
 from zonogpt.support import html
 from zonogpt.support.files import parse_json
+from zonogpt.support.numbers import exact
 from zonogpt.support.tensors import ByValue
 from zonogpt.verification.subject import Subject
 
@@ -107,12 +108,12 @@ class Result(ByValue):
         return self.subject.plain
 
     def __repr__(self) -> str:
-        reach = "a box" if self.radius is None else f"radius {self.radius:g}"
+        reach = "a box" if self.radius is None else f"radius {exact(self.radius)}"
         took = f"{self.seconds:.2f} s" + ("" if self.hint_seconds is None else f" and {self.hint_seconds:.2f} s (hint)")
         return f"Result({self.verdict}; {self.claim}, {reach}, method {self.method}, {took}\n  {self.reason})"
 
     def _repr_html_(self) -> str:
-        reach = None if self.radius is None else f"{self.radius:g}"
+        reach = None if self.radius is None else exact(self.radius)
         rows: list[tuple[str, object]] = [
             ("verdict", self.verdict),
             ("claim", self.claim),
@@ -139,6 +140,8 @@ class Result(ByValue):
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "subject"}
         plain["margins"] = _plain(self.margins.tolist())
         plain["counterexample"] = None if self.counterexample is None else self.counterexample.tolist()
+        if self.replayed is not None:
+            plain["replayed"] = dict(zip(self.replayed, _plain(list(self.replayed.values())), strict=True))
         plain["ledger"] = [dataclasses.asdict(entry) for entry in self.ledger.entries]
         return json.dumps({"schema": SCHEMA} | plain | self.about, allow_nan=False)
 
@@ -167,10 +170,26 @@ class Result(ByValue):
                 values[name] = read(fields[name])
             except (TypeError, ValueError, KeyError, AttributeError) as error:
                 raise RecordError(f"{name!r} of this result cannot be read: {error}") from error
+        _require_sense(values, fields["claim_rows"])
         return Result(**values, subject=Subject.known({name: fields[name] for name in ABOUT}))
 
 
 ABOUT = ("versions", "model", "input", "claim_rows", "options")  # what `about` of a result holds
+
+
+def _require_sense(values: dict[str, Any], claim_rows: object) -> None:
+    """RecordError for a verdict that its own fields contradict."""
+    margins, found = values["margins"], values["counterexample"] is not None
+    every = values["label"] is not None or (isinstance(claim_rows, dict) and claim_rows.get("groups") is None)
+    if values["status"] == "verified" and (
+        found or values["stopped"] or not len(margins) or bool(margins.isnan().any())
+        or (every and not bool((margins > 0).all()))
+    ):  # fmt: skip
+        raise RecordError("this result says verified, and its margins, or what stopped it, say otherwise")
+    if (values["status"] == "falsified") != (found and values["replayed"] is not None):
+        raise RecordError("a result has a counterexample, with what its replay gave, if and only if it is falsified")
+    if values["radius"] is not None and not values["radius"] >= 0:
+        raise RecordError(f"a radius is not negative; got {values['radius']}")
 
 
 def _number(value: object) -> float:
@@ -233,7 +252,7 @@ READ: dict[str, Callable[[Any], Any]] = {
     "counterexample": _optional(lambda values: torch.tensor(values, dtype=torch.float64)),
     "answer": _optional(_whole),
     "answer_name": _optional(_text),
-    "replayed": _optional(lambda margins: {_text(name): _number(value) for name, value in margins.items()}),
+    "replayed": _optional(lambda margins: {_text(name): float(value) for name, value in margins.items()}),
     "certified_radius": _optional(_number),
     "hint_seconds": _optional(_number),
     "ledger": _ledger,

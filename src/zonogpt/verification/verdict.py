@@ -20,7 +20,8 @@ def judge(claim: Claim, margins: Tensor) -> tuple[Status, str]:
     if claim.groups is not None:
         return ("verified" if proved else "unknown"), f"{'' if proved else 'not '}every group has a certified margin"
     if not claim.needs_every_row:
-        return ("verified" if proved else "unknown"), f"{failed} of {len(margins)} margins are not certified"
+        held = len(margins) - failed
+        return ("verified" if proved else "unknown"), f"{held} of {len(margins)} rivals are certified to stay below"
     worst = margins[int(margins.argmin())]
     if proved:
         return "verified", f"every margin is certified positive; the smallest is {worst:.4g}"

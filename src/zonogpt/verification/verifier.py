@@ -81,7 +81,8 @@ class Verifier:
     ) -> list[Result]:
         """See `zonogpt.verify_many`."""
         check_list(specs, "specs")
-        run = self._session.prepare(specs, changed(self.options, options), on_block)
+        chosen = dataclasses.replace(changed(self.options, options), hint=False)  # there are none in batches
+        run = self._session.prepare(specs, chosen, on_block)
         results: dict[int, Result] = {}
         for index, result in run.results(specs):
             results[index] = result
@@ -96,6 +97,8 @@ def changed(options: Options, choices: Choices) -> Options:
     if unknown:
         raise OptionError(f"{sorted(unknown)[0]!r} is no option here; there are {', '.join(Choices.__annotations__)}")
     values: dict[str, object] = dict(choices)
+    if values.get("dtype", "") is None:
+        del values["dtype"]
     if "dtype" in values:
         values["dtype"] = as_dtype(choices["dtype"])
     if "arithmetic" in values:

@@ -6,6 +6,7 @@ from zonogpt.model.ir import Model
 from zonogpt.model.names import token_names
 from zonogpt.spec.scale import scales
 from zonogpt.spec.spec import Spec
+from zonogpt.support.numbers import exact
 from zonogpt.verification.result import Result
 from zonogpt.verification.witness import moved_tokens
 
@@ -14,7 +15,7 @@ MOST_SHOWN = 12  # tokens whose scale is told; more are counted
 
 
 def describe(result: Result) -> str:
-    reach = "a box" if result.radius is None else f"radius {result.radius:g}"
+    reach = "a box" if result.radius is None else f"radius {exact(result.radius)}"
     took = f"{result.seconds:.2f} s"
     if result.hint_seconds is not None:
         took += f" and {result.hint_seconds:.2f} s for the hint"

@@ -197,7 +197,7 @@ def asked_for(claimed: Claimed) -> Asked:
     return Asked(
         label=claimed.label,
         interval=None if claimed.interval is None else two_numbers(claimed.interval, "--interval"),
-        target=None if claimed.target is None else [part.strip() for part in claimed.target.split(",")],
+        target=None if claimed.target is None else claimed.target.split(","),
         top_k=claimed.top_k,
         keep_sign=claimed.keep_sign,
         rows=None if claimed.rows is None else read_rows(claimed.rows),

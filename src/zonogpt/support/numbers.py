@@ -1,0 +1,9 @@
+"""Numbers as people read them, without saying more than is true."""
+
+from __future__ import annotations
+
+
+def exact(x: float) -> str:
+    """Six digits where they are the number itself, otherwise all of them: 0.001, but 0.0009999999."""
+    text = f"{x:g}"
+    return text if float(text) == x else repr(float(x))
