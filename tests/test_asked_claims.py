@@ -5,16 +5,18 @@ import json
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
 import zonogpt
 from builders import generator, image_model, text_classifier
 from program import zono
-from zonogpt.cli.options import number
+from zonogpt.cli.options import number, two_numbers
 from zonogpt.errors import CertificateError
 from zonogpt.model.nodes import Head
-from zonogpt.spec.claims import TopClaim, margin_claim, top_claim
+from zonogpt.spec.claims import TopClaim, interval_claim, margin_claim, top_claim
+from zonogpt.support.numbers import exact
 
 IMAGES, TEXTS = zonogpt.load(image_model()), zonogpt.load(text_classifier())
 IMAGE = torch.rand(6, 4, generator=generator(5), dtype=torch.float64)
@@ -137,7 +139,6 @@ def test_a_claim_is_one_of_them():
 
 def test_the_command_line_asks_the_same(tmp_path):
     image_model().save_pretrained(tmp_path / "model")
-    import numpy as np
 
     np.save(tmp_path / "image.npy", IMAGE.numpy())
     rows = {"rows": [[1.0, 0.0, -1.0], [0.0, 1.0, 0.0]], "offset": [9.0, 9.0], "groups": [[0, 1]]}
@@ -194,3 +195,22 @@ def test_a_fraction_is_a_radius(tmp_path):
     for bad in ("1/0", "a/b", "1/2/3", ""):
         run = zono("verify", "zoo:digits", "--image", "zoo:digits/0", "--radius", bad)
         assert (run.returncode, "as 0.01 or 8/255" in run.stderr) == (2, True)
+
+
+def test_words_say_no_more_than_is_claimed():
+    assert exact(0.001) == "0.001"
+    assert exact(0.00099999996) == "0.00099999996"
+    assert interval_claim((0.2, 0.50000049), 1).words == "the output stays between 0.2 and 0.50000049"
+    spec = ball(0.00099999996)
+    assert "radius 0.00099999996" in repr(spec)
+    assert "radius 0.00099999996" in repr(zonogpt.verify(IMAGES, spec))
+
+
+def test_an_interval_has_no_fractions():
+    with pytest.raises(zonogpt.OptionError, match="LOW,HIGH"):
+        two_numbers("0,1/3", "--interval")
+
+
+def test_numbers_of_numpy_and_torch_are_numbers():
+    assert ball(label=0, target=torch.tensor(1)) == ball(label=0, target=np.int64(1)) == ball(label=0, target=1)
+    assert ball(label=0, top_k=np.int64(2)) == ball(label=0, top_k=2)

@@ -297,3 +297,11 @@ def test_the_library_logs_and_prints_nothing(caplog, capsys):
     assert any("loaded Model(" in line for line in said)
     assert any("verified by method E in" in line for line in said)
     assert capsys.readouterr() == ("", "")
+
+
+def test_options_of_a_verifier_stay_where_a_call_names_none():
+    verifier = zonogpt.Verifier(MODEL, dtype="float32", hint=True)
+    spec = zonogpt.image_ball(MODEL, IMAGE, 1e-6)
+    assert verifier.verify(spec, dtype=None).dtype == "float32"
+    (result,) = verifier.verify_many([spec])
+    assert result.about["options"]["hint"] is False  # a batch gives none

@@ -254,3 +254,46 @@ def test_ids_may_be_used_again(model):
     kept = ids.tolist()
     ids[0] = 7
     assert result.about["input"]["ids"] == kept
+
+
+def test_a_text_is_of_the_model_that_it_was_read_for(model, framed):
+    with pytest.raises(zonogpt.SpecError, match="was read for another model"):
+        zonogpt.embedding_ball(model, zonogpt.text(framed, FILM), "last", 1e-7)
+
+
+def test_the_class_of_a_tokenizer_is_the_configs(tmp_path):
+    """Where only config.json names it, as transformers' own AutoTokenizer reads the folder."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+    from transformers import AutoTokenizer
+
+    text_classifier(cfg=config(pad_token_id=0)).save_pretrained(tmp_path)
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "good": 2, "film": 3}, unk_token="<unk>"))
+    words.normalizer, words.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)("A good film")["input_ids"]
+    assert zonogpt.text(zonogpt.load(tmp_path), "A good film").ids == tuple(theirs) == (1, 2, 3)
+
+
+def test_an_unknown_word_is_no_label_of_a_language_model(tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "good": 1}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    model = zonogpt.load(language_model(), tokenizer=PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>"))
+    assert output_number(model, "good") == 1
+    with pytest.raises(zonogpt.SpecError, match="'xyzzy' is no token"):
+        output_number(model, "xyzzy")
+
+
+def test_a_prefix_that_pipelines_would_add_is_refused():
+    with pytest.raises(zonogpt.ModelError, match="prefix"):
+        zonogpt.load(language_model(cfg=config(prefix="it is not ")))
+
+
+def test_an_exact_name_comes_before_a_trimmed_one():
+    names = {0: " A", 1: "A", 2: "B"}
+    model = zonogpt.load(text_classifier(cfg=config(pad_token_id=0, id2label=names)))
+    assert [output_number(model, name) for name in (" A", "A", " B ")] == [0, 1, 2]

@@ -37,6 +37,12 @@ def text(model: Model, content: str) -> Text:
     return tokenizer_of(model).read(content)
 
 
+def require_own(model: Model, given: Text) -> None:
+    """SpecError unless this model's tokenizer reads the text so: another model's ids would spell another text."""
+    if tokenizer_of(model).read(given.content).ids != given.ids:
+        raise SpecError(f"the text {given.content!r} was read for another model; read it with zonogpt.text(model, ...)")
+
+
 def tokenizer_of(model: Model) -> Tokenizer:
     """SpecError if the model has none."""
     if model.tokenizer is not None:

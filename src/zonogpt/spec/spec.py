@@ -16,6 +16,8 @@ from torch import Tensor
 
 from zonogpt.errors import SpecError
 from zonogpt.model.ir import Model, as_ids, as_image, token_embedding
+from zonogpt.model.names import require_own
+from zonogpt.model.tokenizer import Text
 from zonogpt.spec.answer import Asked, Label, Rows, answer_claim
 from zonogpt.spec.claims import Claim, linear_claim
 from zonogpt.spec.embed import patch_map, token_map
@@ -133,6 +135,8 @@ def embedding_ball(
     "all" leave out tokens that the tokenizer added to a text. `norm` is inf (every coordinate may move by the radius),
     2 or 1. What the answer is, and what the other arguments say of it: see `Asked`.
     """
+    if isinstance(input_ids, Text):
+        require_own(model, input_ids)
     given = as_ids(model, input_ids)
     radius, p, n_read = check_radius(radius), as_norm(norm), len(model.readable_ids(given))
     if isinstance(positions, str):
