@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 
 import zonogpt
 from builders import generator, image_model
 from program import PROGRAM, zono
-from zonogpt.cli.app import usage
+from zonogpt.cli.app import app, usage
 from zonogpt.cli.options import METHOD_NAMES
 from zonogpt.errors import ZonoGptError
 
@@ -115,12 +116,25 @@ def test_the_command_line_knows_the_methods_by_name():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command):
-    """On -h and --help, and with an example for those that take a model."""
+    """On -h and --help, with an example of it."""
     short, long = (zono(*command.split(), flag) for flag in ("-h", "--help"))
     assert short.returncode == long.returncode == 0
     assert short.stdout == long.stdout
-    if command in ("verify", "check", "radius", "certify", "compare", "inspect"):
-        assert f"zonogpt {command} " in short.stdout.split("Example")[1]
+    example = re.split("Example|Start with", short.stdout)[1]
+    assert f"zonogpt {command}" in " ".join(example.split())
+
+
+def test_help_has_no_angle_brackets():
+    """A help screen takes them for markup and drops what is between."""
+
+    def helps(command):
+        yield from (param.help for param in command.params if getattr(param, "help", None))
+        for child in getattr(command, "commands", {}).values():
+            yield from helps(child)
+
+    found = list(helps(typer.main.get_command(app)))
+    assert len(found) > 100
+    assert not [text for text in found if "<" in text]
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,19 @@ import json
 
 import pytest
 import torch
+import typer.testing
 
 import zonogpt
 from builders import config, image_model, language_model, text_classifier
 from named_model import LABELS, save_named_model
 from program import zono
+from zonogpt.cli.answers.inputs import one_input
+from zonogpt.cli.app import app
+from zonogpt.cli.asking import Inputs
 from zonogpt.model.names import labels_of, output_number
 from zonogpt.spec.positions import Positions
 
+HOMES = {"verify": "verdict", "radius": "radius", "compare": "comparison"}
 FILM = "a good film, a good story"
 
 
@@ -194,6 +199,23 @@ def test_named_tokens_move_together_or_one_by_one(folder, model, tmp_path):
     results = json.loads(both.stdout)["results"]
     assert [[m["position"] for m in result["input"]["moved"]] for result in results] == [[k] for k in at]
     assert "verified" in both.stderr  # for people
+
+
+def test_random_positions_of_a_single_text_are_drawn_with_the_seed(model):
+    text = zonogpt.text(model, FILM)
+    drawn = [one_input(model, Inputs(text=FILM, positions="random:1", seed=seed)).moving for seed in range(8)]
+    assert drawn == [Positions.parse("random:1").of(text, len(text), seed) for seed in range(8)]
+    assert len({position for (position,) in drawn}) > 1
+
+
+@pytest.mark.parametrize("command", ["verify", "radius", "compare"])
+def test_the_seed_of_the_command_line_is_that_of_random_positions(folder, command, monkeypatch):
+    asked = []
+    monkeypatch.setattr(f"zonogpt.cli.answers.{HOMES[command]}.answer", lambda *args: asked.append(args[1]) or 0)
+    args = [command, str(folder), "--text", FILM, "--positions", "random:1", "--seed", "3"]
+    result = typer.testing.CliRunner().invoke(app, [*args, *(["--radius", "1e-6"] * (command == "verify"))])
+    assert result.exit_code == 0, result.output
+    assert asked[0].seed == 3
 
 
 def test_a_file_of_texts_with_names_for_labels(folder, model, tmp_path):

@@ -36,7 +36,7 @@ app.command(epilog=accuracy.EXAMPLES, context_settings=HELP)(accuracy.certify)
 app.command(epilog=radius.EXAMPLES, context_settings=HELP)(radius.radius)
 app.command(epilog=comparison.EXAMPLES, context_settings=HELP)(comparison.compare)
 app.command(epilog=inspection.EXAMPLES, context_settings=HELP)(inspection.inspect)
-app.command(context_settings=HELP)(demo.demo)
+app.command(epilog=demo.EXAMPLES, context_settings=HELP)(demo.demo)
 app.add_typer(bench.bench, name="bench", context_settings=HELP)
 
 

@@ -24,6 +24,7 @@ class Inputs:
     count: int | None = None
     skip: int = 0
     norm: str = "inf"
+    seed: int = 0  # of random positions
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,10 @@ INPUT, CLAIM, RUN, OUTPUT = (
 )  # panels of a help screen
 
 
+# No angle brackets: they are markup on a help screen.
+DATA_HELP = "MNIST files, a folder LABEL/*.png, a file of texts (.tsv, .csv, .jsonl, .txt), or zoo:digits."
+
+
 def _methods(start: str) -> list[str]:
     return [name for name in METHOD_NAMES if name.startswith(start)]
 
@@ -38,74 +42,117 @@ def _models() -> list[str]:
 
 ModelName = Annotated[
     str,
-    typer.Argument(help="Directory from save_pretrained, a hub name, or zoo:digits.", autocompletion=_models),
+    typer.Argument(
+        help="Directory from save_pretrained, a hub name, or zoo:digits.", metavar="MODEL", autocompletion=_models
+    ),
 ]
 
 Image = Annotated[
     str | None,
-    typer.Option(help="Picture (.png, .jpg, ...), array (.npy), or zoo:digits/0.", rich_help_panel=INPUT),
+    typer.Option(
+        help="Picture (.png, .jpg, ...), array (.npy), or zoo:digits/0.", metavar="FILE", rich_help_panel=INPUT
+    ),
 ]
-Text = Annotated[str | None, typer.Option(help="Text, read with the model's tokenizer.", rich_help_panel=INPUT)]
-Ids = Annotated[str | None, typer.Option(help="Token ids, as 5,17,3.", rich_help_panel=INPUT)]
+Text = Annotated[
+    str | None, typer.Option(help="Text, read with the model's tokenizer.", metavar="TEXT", rich_help_panel=INPUT)
+]
+Ids = Annotated[str | None, typer.Option(help="Token ids, as 5,17,3.", metavar="IDS", rich_help_panel=INPUT)]
 Positions = Annotated[
     str | None,
     typer.Option(
-        help="Tokens of a text that move, together: last, all, random:2, or 1,4 (from 0).", rich_help_panel=INPUT
+        help="Tokens that move, all at once: last, all, random:2, or 1,4 (counted from 0).",
+        metavar="WHICH",
+        rich_help_panel=INPUT,
     ),
 ]
 Words = Annotated[
     str | None,
-    typer.Option(help="Words of a text that move, together, as good,film.", rich_help_panel=INPUT),
+    typer.Option(help="Words that move, all at once, as good,film.", metavar="WORDS", rich_help_panel=INPUT),
 ]
-Each = Annotated[
-    bool, typer.Option("--each", help="Move these tokens one by one, not together.", rich_help_panel=INPUT)
-]
+Each = Annotated[bool, typer.Option("--each", help="Move these tokens one at a time instead.", rich_help_panel=INPUT)]
 Data = Annotated[
     Path | None,
-    typer.Option(help="MNIST files, a folder LABEL/*.png, lines LABEL<TAB>TEXT, or zoo:digits.", rich_help_panel=INPUT),
+    typer.Option(help=DATA_HELP, metavar="PATH", rich_help_panel=INPUT),
 ]
-Count = Annotated[int | None, typer.Option(help="How many examples. Default: all.", rich_help_panel=INPUT)]
-Skip = Annotated[int, typer.Option(help="How many to leave out first.", rich_help_panel=INPUT)]
-Split = Annotated[str, typer.Option(help="Of MNIST files: test or train.", rich_help_panel=INPUT)]
-Norm = Annotated[str, typer.Option(help="Norm of the ball: inf, 2 or 1.", rich_help_panel=INPUT)]
+Count = Annotated[
+    int | None, typer.Option(help="Number of examples. Default: all.", metavar="N", rich_help_panel=INPUT)
+]
+Skip = Annotated[int, typer.Option(help="Skip this many examples first.", metavar="N", rich_help_panel=INPUT)]
+Split = Annotated[str, typer.Option(help="For MNIST files: test or train.", metavar="SPLIT", rich_help_panel=INPUT)]
+Norm = Annotated[str, typer.Option(help="Norm of the ball: inf, 2 or 1.", metavar="NORM", rich_help_panel=INPUT)]
 Radius = Annotated[
-    str, typer.Option(help="How far the input may move, in the norm, as 0.01 or 8/255.", rich_help_panel=INPUT)
+    str,
+    typer.Option(
+        help="How far the input may move, in that norm, as 0.01 or 8/255.", metavar="R", rich_help_panel=INPUT
+    ),
 ]
 
 Label = Annotated[
     str | None,
-    typer.Option(help="The answer to keep, by number or name. Default: the model's own.", rich_help_panel=CLAIM),
+    typer.Option(
+        help="The answer to keep, by number or name. Default: the model's own.", metavar="LABEL", rich_help_panel=CLAIM
+    ),
 ]
 
 MethodName = Annotated[
-    str, typer.Option(help=f"One of {', '.join(METHOD_NAMES)}.", autocompletion=_methods, rich_help_panel=RUN)
+    str,
+    typer.Option(
+        help=f"One of {', '.join(METHOD_NAMES)}.", metavar="METHOD", autocompletion=_methods, rich_help_panel=RUN
+    ),
 ]
-Seed = Annotated[int, typer.Option(help="Of the attack and of random positions.", rich_help_panel=RUN)]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...", rich_help_panel=RUN)]
-Dtype = Annotated[str | None, typer.Option(help="float64 (default) or float32.", rich_help_panel=RUN)]
+Seed = Annotated[
+    int, typer.Option(help="Seed of the attack and of random positions.", metavar="N", rich_help_panel=RUN)
+]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...", metavar="DEVICE", rich_help_panel=RUN)]
+Dtype = Annotated[str | None, typer.Option(help="float64 (default) or float32.", metavar="TYPE", rich_help_panel=RUN)]
 Arithmetic = Annotated[
-    str, typer.Option(help="What the verdict is about: real, or any execution in float32.", rich_help_panel=RUN)
+    str,
+    typer.Option(
+        help="What the verdict covers: real arithmetic (real), or every execution in float32 (float32).",
+        metavar="KIND",
+        rich_help_panel=RUN,
+    ),
 ]
 Budget = Annotated[
     str | None,
-    typer.Option(help="Memory of a run, or generator pool (A, F, M, D), as 512MiB.", rich_help_panel=RUN),
+    typer.Option(
+        help="Memory that a run may take (for A, F, M, D: its generators), as 512MiB.",
+        metavar="SIZE",
+        rich_help_panel=RUN,
+    ),
 ]
-Tolerance = Annotated[float, typer.Option(help="Stop where two radii differ by this ratio.", rich_help_panel=RUN)]
+Tolerance = Annotated[
+    float,
+    typer.Option(help="Stop when two radii are this close, relatively.", metavar="RATIO", rich_help_panel=RUN),
+]
 Engine = Annotated[
-    str, typer.Option(help="local, or ray: a Ray cluster (RAY_ADDRESS; else one here).", rich_help_panel=RUN)
+    str,
+    typer.Option(
+        help="local, or ray: the Ray cluster at RAY_ADDRESS, or a new one on this machine.",
+        metavar="ENGINE",
+        rich_help_panel=RUN,
+    ),
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(help="At a time. Default: 1 here, of a cluster as many as fit.", rich_help_panel=RUN),
+    typer.Option(
+        help="Parallel workers. Default: 1 locally, and as many as fit on a cluster.", metavar="N", rich_help_panel=RUN
+    ),
 ]
 
 Out = Annotated[
     Path | None,
-    typer.Option(help="Directory for rows, table and picture; resumes where it left off.", rich_help_panel=OUTPUT),
+    typer.Option(
+        help="Directory for rows, table and picture. A run resumes there.", metavar="DIR", rich_help_panel=OUTPUT
+    ),
 ]
 Json = Annotated[
     Path | None,
-    typer.Option(help="Write settings, table and rows to this file (-: standard output).", rich_help_panel=OUTPUT),
+    typer.Option(
+        help="Write settings, table and rows to this file (- for standard output).",
+        metavar="FILE",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the first line only.", rich_help_panel=OUTPUT)]
 

@@ -18,31 +18,35 @@ if TYPE_CHECKING:
 
 bench = typer.Typer(
     help="The paper's benchmark: 16 models, 2,880 instances. First train, then make, run, report.",
+    epilog="Start with:  zonogpt bench train --out trained --models mnist-small-2",
     no_args_is_help=True,
 )
 
 Models = Annotated[
     str | None,
-    typer.Option(help="As mnist-small-2,sst-medium-24, or mnist, or sst. Default: all."),
+    typer.Option(help="As mnist-small-2,sst-medium-24, or mnist, or sst. Default: all.", metavar="MODELS"),
 ]
 Data = Annotated[
-    Path | None, typer.Option(help="Directory with mnist, sst2 and gpt2. Default: from Hugging Face's hub.")
+    Path | None,
+    typer.Option(help="Directory with mnist, sst2 and gpt2. Default: Hugging Face's hub.", metavar="DIR"),
 ]
-Trained = Annotated[Path, typer.Option(help="Directory of the trained models.")]
-Instances = Annotated[Path, typer.Option(help="Directory of the instances.")]
+Trained = Annotated[Path, typer.Option(help="Directory of the trained models.", metavar="DIR")]
+Instances = Annotated[Path, typer.Option(help="Directory of the instances.", metavar="DIR")]
 
 
-@bench.command()
+@bench.command(epilog="Example:  zonogpt bench train --out trained --models mnist-small-2")
 def train(
-    out: Annotated[Path, typer.Option(help="Directory for the models, one folder each; those there are kept.")],
+    out: Annotated[
+        Path, typer.Option(help="Directory for the models, a folder for each. Those there are kept.", metavar="DIR")
+    ],
     data: Data = None,
     models: Models = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ... (a GPU trains in bfloat16).")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, cuda, ... (a GPU trains in bfloat16).", metavar="DEVICE")] = "cpu",
     quiet: options.Quiet = False,
 ) -> None:
-    """Trains the models: GPT-2 Small and Medium for MNIST and SST-2, from scratch, seed 0.
+    """Train the models: GPT-2 Small and Medium for MNIST and SST-2, from scratch, seed 0.
 
-    Exit code: 0 when all are there and accurate enough, 10 when one is below its floor, 2 bad input.
+    Exit code: 0 all are there and accurate enough, 10 one is below its accuracy floor, 2 bad input.
     """
     from zonogpt_apps.bench.train import train as run  # transformers' models are slow to import
 
@@ -71,18 +75,20 @@ def train(
         raise typer.Exit(10)
 
 
-@bench.command()
+@bench.command(epilog="Example:  zonogpt bench make --trained trained --out instances --models mnist-small-2")
 def make(
     trained: Trained,
-    out: Annotated[Path, typer.Option(help="Directory for the instances; those of other models stay.")],
+    out: Annotated[Path, typer.Option(help="Directory for the instances. Those of other models stay.", metavar="DIR")],
     data: Data = None,
     models: Models = None,
-    radii: Annotated[str, typer.Option(help="Increasing, as 1e-5,1e-3.")] = ",".join(f"{r:g}" for r in RADII),
-    images: Annotated[int, typer.Option(help="MNIST images per model and radius.")] = IMAGES,
-    sentences: Annotated[int, typer.Option(help="SST-2 sentences per model and radius.")] = SENTENCES,
+    radii: Annotated[str, typer.Option(help="Increasing, as 1e-5,1e-3.", metavar="R,R,...")] = ",".join(
+        f"{r:g}" for r in RADII
+    ),
+    images: Annotated[int, typer.Option(help="MNIST images per model and radius.", metavar="N")] = IMAGES,
+    sentences: Annotated[int, typer.Option(help="SST-2 sentences per model and radius.", metavar="N")] = SENTENCES,
     quiet: options.Quiet = False,
 ) -> None:
-    """Chooses the inputs and writes the instances as plain files: 2,880 of them with the defaults."""
+    """Choose the inputs and write the instances as plain files: 2,880 of them with the defaults."""
     from zonogpt_apps.bench.make import make as run
 
     chosen = parse_models(models)
@@ -95,28 +101,36 @@ def make(
     print(f"{len(made.instances)} instances of {len(chosen)} models in {out}")
 
 
-@bench.command("run")
+@bench.command(
+    "run", epilog="Example:  zonogpt bench run --instances instances --trained trained --out rows --methods E,A"
+)
 def run_(
     instances: Instances,
     trained: Trained,
-    out: Annotated[Path, typer.Option(help="Directory for the rows; resumes where it left off.")],
-    methods: Annotated[str, typer.Option(help=f"Several as E,A; of {', '.join(METHOD_NAMES)}.")] = "E",
+    out: Annotated[Path, typer.Option(help="Directory for the rows. A run resumes there.", metavar="DIR")],
+    methods: Annotated[
+        str, typer.Option(help=f"One or several, as E,A, of {', '.join(METHOD_NAMES)}.", metavar="METHODS")
+    ] = "E",
     models: Models = None,
-    inputs: Annotated[int | None, typer.Option(help="The first so many of each model. Default: all.")] = None,
-    timeout: Annotated[float | None, typer.Option(help="Seconds per propagation.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
+    inputs: Annotated[
+        int | None, typer.Option(help="Only the first N inputs of each model. Default: all.", metavar="N")
+    ] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds per propagation.", metavar="SECONDS")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...", metavar="DEVICE")] = "cpu",
     dtype: options.Dtype = None,
     arithmetic: options.Arithmetic = "real",
     budget: options.Budget = None,
-    attack: Annotated[bool, typer.Option(help="Search for counterexamples of what was not proved.")] = False,
-    commit: Annotated[str | None, typer.Option(help="Of the source, for the rows. Default: as git says.")] = None,
+    attack: Annotated[bool, typer.Option(help="Search for counterexamples where the proof fails.")] = False,
+    commit: Annotated[
+        str | None, typer.Option(help="The source's commit, for the rows. Default: asks git.", metavar="COMMIT")
+    ] = None,
     engine: options.Engine = "local",
     workers: options.Workers = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Tries to prove every instance with every method. Several runs may share one directory.
+    """Try to prove every instance by every method. Several runs may share one directory.
 
-    Exit code: 0 when it ran through, 2 bad input, 130 stopped by Ctrl-C.
+    Exit code: 0 finished, 2 bad input, 130 stopped by Ctrl-C.
     """
     from zonogpt_apps.bench.run import run
     from zonogpt_apps.cli.watching import BenchWatcher
@@ -138,14 +152,14 @@ def run_(
         print(f"{model} is being worked on by another run; run again to see its rows")
 
 
-@bench.command()
+@bench.command(epilog="Example:  zonogpt bench report --rows rows --instances instances --out report")
 def report(
-    rows: Annotated[Path, typer.Option(help="Directory of the rows.")],
+    rows: Annotated[Path, typer.Option(help="Directory of the rows.", metavar="DIR")],
     instances: Instances,
-    out: Annotated[Path, typer.Option(help="Directory for report.html, report.md and figures.")],
+    out: Annotated[Path, typer.Option(help="Directory for report.html, report.md and figures.", metavar="DIR")],
     quiet: options.Quiet = False,
 ) -> None:
-    """Tables and figures from rows: one page to read, report.html, and the same as Markdown."""
+    """Make tables and figures of the rows: one page to read, report.html, and the same as Markdown."""
     from zonogpt_apps.bench.report.build import build_report  # matplotlib is slow to import
 
     built = build_report(rows, instances, out)

@@ -13,13 +13,22 @@ from rich.table import Table
 from zonogpt.cli.options import check_writable
 from zonogpt.cli.progress import progress_bar
 
+EXAMPLES = """
+Examples:\n
+zonogpt demo\n
+zonogpt demo --example --out example.svg
+"""
+
 
 def demo(
     example: Annotated[
-        bool, typer.Option("--example", help="The paper's worked example instead of the digits.")
+        bool, typer.Option("--example", help="Bound the paper's worked example instead of the digits.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Picture to write. Default: zonogpt-demo[-example].png.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Picture to write. Default: zonogpt-demo.png or zonogpt-demo-example.png.", metavar="FILE"),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress bar.")] = False,
 ) -> None:
     """Verify the bundled model on its digits, print a table and draw a picture."""
     file = out or Path("zonogpt-demo-example.png" if example else "zonogpt-demo.png")

@@ -50,7 +50,7 @@ def one_input(net: Model, inputs: Inputs) -> Picture | Tokens:
     n_read = len(net.readable_ids(ids))
     if chosen is None:
         raise OptionError(f"say which tokens move, by --positions or --words. {listed(net, content, n_read)}")
-    return Tokens("text", content, Positions.parse(chosen).of(content, n_read))
+    return Tokens("text", content, Positions.parse(chosen).of(content, n_read, inputs.seed))
 
 
 def listed(net: Model, content: Text | list[int], n_read: int) -> str:

@@ -9,7 +9,7 @@ import typer
 
 from zonogpt.cli import options
 from zonogpt.cli.asking import Files, Inputs, Run
-from zonogpt.cli.options import INPUT, RUN, check_writable, numbers
+from zonogpt.cli.options import DATA_HELP, INPUT, RUN, check_writable, numbers
 
 EXAMPLES = """
 Examples:\n
@@ -22,12 +22,13 @@ def certify(
     model: options.ModelName,
     data: Annotated[
         Path,
-        typer.Option(
-            help="MNIST files, a folder LABEL/*.png, lines LABEL<TAB>TEXT, or zoo:digits.", rich_help_panel=INPUT
-        ),
+        typer.Option(help=DATA_HELP, metavar="PATH", rich_help_panel=INPUT),
     ],
     radius: Annotated[
-        str, typer.Option(help="One radius or several, increasing, as 3e-4,8/255.", rich_help_panel=INPUT)
+        str,
+        typer.Option(
+            help="One radius, or several in increasing order, as 3e-4,8/255.", metavar="R,R,...", rich_help_panel=INPUT
+        ),
     ],
     count: options.Count = None,
     skip: options.Skip = 0,
@@ -39,7 +40,9 @@ def certify(
     method: options.MethodName = "E",
     attack: Annotated[bool, typer.Option(help="Search for counterexamples as well.", rich_help_panel=RUN)] = True,
     seed: options.Seed = 0,
-    timeout: Annotated[float | None, typer.Option(help="Seconds per example and radius.", rich_help_panel=RUN)] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds per example and radius.", metavar="SECONDS", rich_help_panel=RUN)
+    ] = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     arithmetic: options.Arithmetic = "real",
@@ -50,14 +53,14 @@ def certify(
     json: options.Json = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Certified accuracy over a data set: how many examples keep their label, proved, at every radius.
+    """Certified accuracy over a data set: for how many examples is it proved, at each radius, that the label stays?
 
-    Of a text the last token moves, unless --positions or --words says otherwise. Exit code: 0 when it ran through,
-    2 bad input, 130 stopped by Ctrl-C.
+    In a text, the last token moves unless --positions or --words says otherwise. Exit code: 0 finished, 2 bad input,
+    130 stopped by Ctrl-C.
     """
     check_writable(json)
     radii = numbers(radius, "--radius")
-    inputs = Inputs(data, None, None, None, positions, words, each, split, count, skip, norm)
+    inputs = Inputs(data, None, None, None, positions, words, each, split, count, skip, norm, seed)
     run = Run(method, seed, timeout, device, dtype, arithmetic, budget)
 
     from zonogpt.cli.answers.accuracy import answer

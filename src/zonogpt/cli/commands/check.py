@@ -16,12 +16,14 @@ zonogpt check digit.cert zoo:digits
 
 
 def check(
-    certificate: Annotated[Path, typer.Argument(help="File from `zonogpt verify --certificate`.")],
+    certificate: Annotated[
+        Path, typer.Argument(help="File from `zonogpt verify --certificate`.", metavar="CERTIFICATE")
+    ],
     model: options.ModelName,
 ) -> None:
-    """Check a certificate line by line, with a program of its own that shares no code with `verify`.
+    """Check a certificate, with a program that shares no code with `verify`.
 
-    Exit code: 0 valid, 1 not valid (the first line that does not hold is named), 2 unreadable.
+    Exit code: 0 valid, 1 invalid (the first line that does not hold is named), 2 unreadable.
     """
     from zonogpt.model.checkpoint import find
     from zonogpt_check.__main__ import main

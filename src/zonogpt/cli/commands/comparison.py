@@ -28,15 +28,21 @@ def compare(
     each: options.Each = False,
     norm: options.Norm = "inf",
     radius: Annotated[
-        str, typer.Option(help="Radii at which proofs are counted.", rich_help_panel=INPUT)
+        str, typer.Option(help="Radii at which proofs are counted.", metavar="R,R,...", rich_help_panel=INPUT)
     ] = "1e-5,1e-4,3e-4,1e-3,3e-3,1e-2",
     low: Annotated[
         str | None,
-        typer.Option(help="The smallest radius to try. Default: smallest of these.", rich_help_panel=INPUT),
+        typer.Option(
+            help="Smallest radius to try. Default: the smallest of --radius.", metavar="R", rich_help_panel=INPUT
+        ),
     ] = None,
     high: Annotated[
         str | None,
-        typer.Option(help="The largest. Default: ten times the largest of these.", rich_help_panel=INPUT),
+        typer.Option(
+            help="Largest radius to try. Default: ten times the largest of --radius.",
+            metavar="R",
+            rich_help_panel=INPUT,
+        ),
     ] = None,
     tolerance: options.Tolerance = 0.05,
     count: options.Count = None,
@@ -44,10 +50,12 @@ def compare(
     split: options.Split = "test",
     label: options.Label = None,
     methods: Annotated[
-        str, typer.Option(help=f"Some of {', '.join(METHOD_NAMES)}, {ATTACK}.", rich_help_panel=RUN)
+        str, typer.Option(help=f"Some of {', '.join(METHOD_NAMES)}, {ATTACK}.", metavar="METHODS", rich_help_panel=RUN)
     ] = ALL,
     seed: options.Seed = 0,
-    timeout: Annotated[float | None, typer.Option(help="Seconds per input and method.", rich_help_panel=RUN)] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds per input and method.", metavar="SECONDS", rich_help_panel=RUN)
+    ] = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     arithmetic: options.Arithmetic = "real",
@@ -58,9 +66,9 @@ def compare(
     json: options.Json = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Several methods, and an attack, on the same inputs: what each proves, how far, how fast, in how much memory.
+    """Compare methods and an attack on the same inputs: what each proves, how far, how fast, in how much memory.
 
-    Exit code: 0 when it ran through, 2 bad input, 130 stopped by Ctrl-C.
+    Exit code: 0 finished, 2 bad input, 130 stopped by Ctrl-C.
     """
     check_writable(json)
     grid = numbers(radius, "--radius")
@@ -68,7 +76,7 @@ def compare(
         min(grid) if low is None else number(low, "--low"),
         10 * max(grid) if high is None else number(high, "--high"),
     )
-    inputs = Inputs(data, image, text, ids, positions, words, each, split, count, skip, norm)
+    inputs = Inputs(data, image, text, ids, positions, words, each, split, count, skip, norm, seed)
     run = Run("E", seed, timeout, device, dtype, arithmetic, budget)
     names = [name.strip() for name in methods.split(",")]
 

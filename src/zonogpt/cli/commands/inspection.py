@@ -23,7 +23,8 @@ def inspect(
     text: options.Text = None,
     ids: options.Ids = None,
     tokens: Annotated[
-        int | None, typer.Option(help="Of a text: how many tokens, if none is given.", rich_help_panel=INPUT)
+        int | None,
+        typer.Option(help="Number of tokens, if no text is given.", metavar="N", rich_help_panel=INPUT),
     ] = None,
     positions: options.Positions = None,
     words: options.Words = None,
@@ -32,12 +33,14 @@ def inspect(
     budget: options.Budget = None,
     json: Annotated[
         Path | None,
-        typer.Option(help="Write everything to this file (-: standard output).", rich_help_panel=OUTPUT),
+        typer.Option(
+            help="Write everything to this file (- for standard output).", metavar="FILE", rich_help_panel=OUTPUT
+        ),
     ] = None,
 ) -> None:
-    """Say what a model is, whether it can be verified, and what a run will need, before any run.
+    """Describe a model: can it be verified, and what will a run need?
 
-    What a run needs depends, for a text, on how many tokens there are and on which of them move.
+    For a text, that depends on how many tokens there are and which of them move.
     """
     check_writable(json)
     inputs = Inputs(None, None, text, ids, positions, words, each)

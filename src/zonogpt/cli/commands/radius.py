@@ -28,8 +28,8 @@ def radius(
     words: options.Words = None,
     each: options.Each = False,
     norm: options.Norm = "inf",
-    low: Annotated[str, typer.Option(help="The smallest radius to try.", rich_help_panel=INPUT)] = "1e-5",
-    high: Annotated[str, typer.Option(help="The largest.", rich_help_panel=INPUT)] = "0.5",
+    low: Annotated[str, typer.Option(help="Smallest radius to try.", metavar="R", rich_help_panel=INPUT)] = "1e-5",
+    high: Annotated[str, typer.Option(help="Largest radius to try.", metavar="R", rich_help_panel=INPUT)] = "0.5",
     tolerance: options.Tolerance = TOLERANCE,
     count: options.Count = None,
     skip: options.Skip = 0,
@@ -41,7 +41,10 @@ def radius(
     ] = True,
     seed: options.Seed = 0,
     timeout: Annotated[
-        float | None, typer.Option(help="Seconds per input, for proofs and attack each.", rich_help_panel=RUN)
+        float | None,
+        typer.Option(
+            help="Seconds per input for the proofs, and as many for the attack.", metavar="SECONDS", rich_help_panel=RUN
+        ),
     ] = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
@@ -55,11 +58,11 @@ def radius(
 ) -> None:
     """How far an input may move: the largest radius that is proved and the smallest that is broken, by bisection.
 
-    One line per image or text, or, with --each, per token. So is a single text taken, if nothing says which of its
-    tokens move. Exit code: 0 when it ran through, 2 bad input, 130 stopped by Ctrl-C.
+    The table has a row for each input; with --each, for each token that moves. In a single text, every token moves one
+    at a time unless you say otherwise. Exit code: 0 finished, 2 bad input, 130 stopped by Ctrl-C.
     """
     check_writable(json)
-    inputs = Inputs(data, image, text, ids, positions, words, each, split, count, skip, norm)
+    inputs = Inputs(data, image, text, ids, positions, words, each, split, count, skip, norm, seed)
     run = Run(method, seed, timeout, device, dtype, arithmetic, budget)
     span = number(low, "--low"), number(high, "--high")
 

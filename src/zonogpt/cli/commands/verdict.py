@@ -32,40 +32,49 @@ def verify(
     label: options.Label = None,
     target: Annotated[
         str | None,
-        typer.Option(help="The answer stays above these outputs, as 3 or POSITIVE,NEUTRAL.", rich_help_panel=CLAIM),
+        typer.Option(
+            help="The answer stays above these outputs, as 3 or POSITIVE,NEUTRAL.",
+            metavar="LABELS",
+            rich_help_panel=CLAIM,
+        ),
     ] = None,
     top_k: Annotated[
-        int | None, typer.Option(help="The answer stays among the K largest outputs.", rich_help_panel=CLAIM)
+        int | None,
+        typer.Option(help="The answer stays among the K largest outputs.", metavar="K", rich_help_panel=CLAIM),
     ] = None,
     keep_sign: Annotated[
         bool, typer.Option("--keep-sign", help="Every output keeps its side of 0.", rich_help_panel=CLAIM)
     ] = False,
     interval: Annotated[
         str | None,
-        typer.Option(help="Every output stays between these (regression).", metavar="LOW,HIGH", rich_help_panel=CLAIM),
+        typer.Option(
+            help="Every output stays between these two (regression).", metavar="LOW,HIGH", rich_help_panel=CLAIM
+        ),
     ] = None,
     rows: Annotated[
         Path | None,
         typer.Option(
-            help='JSON {"rows": [[...]], "offset": [...]}: rows @ outputs + offset > 0 (-: standard input).',
+            help='JSON file {"rows": [[...]], "offset": [...]}: rows @ outputs + offset > 0 (- for standard input).',
+            metavar="FILE",
             rich_help_panel=CLAIM,
         ),
     ] = None,
     method: options.MethodName = "E",
     attack: Annotated[
-        bool, typer.Option("--attack", help="First search for an input that breaks the claim.", rich_help_panel=RUN)
+        bool, typer.Option("--attack", help="First search for a counterexample.", rich_help_panel=RUN)
     ] = False,
     hint: Annotated[
         bool | None,
         typer.Option(
             "--hint/--no-hint",
-            help="If unknown (E): look for a smaller radius that is certified. Default: on a terminal.",
+            help="If unknown: look for a smaller radius that E certifies. Default: only on a terminal.",
             rich_help_panel=RUN,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the attack.", rich_help_panel=RUN)] = 0,
+    seed: options.Seed = 0,
     timeout: Annotated[
-        float | None, typer.Option(help="Seconds, looked at between blocks.", rich_help_panel=RUN)
+        float | None,
+        typer.Option(help="Seconds; checked between blocks.", metavar="SECONDS", rich_help_panel=RUN),
     ] = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
@@ -74,31 +83,36 @@ def verify(
     counterexample: Annotated[
         Path | None,
         typer.Option(
-            help="If falsified: write the input to this .npz, and an image to a .png beside it.",
+            help="If falsified: write the input to this .npz, and if it is an image, a .png beside it.",
+            metavar="FILE",
             rich_help_panel=OUTPUT,
         ),
     ] = None,
     certificate: Annotated[
         Path | None,
         typer.Option(
-            help="If verified (E, real): write the proof to this file, for `zonogpt check`.", rich_help_panel=OUTPUT
+            help="If verified (by E, in real arithmetic): write the proof to this file, for `zonogpt check`.",
+            metavar="FILE",
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
     check: Annotated[
-        bool, typer.Option(help="Check the certificate before it is said to be written.", rich_help_panel=OUTPUT)
+        bool, typer.Option(help="Check the certificate once it is written.", rich_help_panel=OUTPUT)
     ] = True,
     json: Annotated[
         Path | None,
-        typer.Option(help="Write the whole result to this file (-: standard output).", rich_help_panel=OUTPUT),
+        typer.Option(
+            help="Write the whole result to this file (- for standard output).", metavar="FILE", rich_help_panel=OUTPUT
+        ),
     ] = None,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print the verdict only.", rich_help_panel=OUTPUT)
+        bool, typer.Option("--quiet", "-q", help="Print only the verdict.", rich_help_panel=OUTPUT)
     ] = False,
 ) -> None:
     """Try to prove that the answer stays the same over the whole ball, or find an input that changes it.
 
-    The verdict is the first word. Exit code: 0 verified, 10 unknown, 20 falsified, 30 timeout, 2 bad input. A file that
-    cannot be written then is named, and does not change it.
+    The first word of the answer is the verdict. Exit code: 0 verified, 10 unknown, 20 falsified, 30 timeout, 2 bad
+    input. It stays the verdict's if a file cannot be written afterwards; the file is then named.
     """
     check_writable(json)
     check_writable(counterexample, (".npz",))
@@ -109,7 +123,7 @@ def verify(
         raise OptionError("certificates are written by method E, about the network in real arithmetic")
     if each and (certificate is not None or counterexample is not None):
         raise OptionError("--certificate and --counterexample are about one input; with --each there are several")
-    inputs = Inputs(None, image, text, ids, positions, words, each, norm=norm)
+    inputs = Inputs(None, image, text, ids, positions, words, each, norm=norm, seed=seed)
     claimed = Claimed(label, interval, target, top_k, keep_sign, rows)
     run = Run(method, seed, timeout, device, dtype, arithmetic, budget)
     reach = number(radius, "--radius")
