@@ -18,7 +18,8 @@ from zonogpt.studies.accuracy.table import AccuracyLine
 from zonogpt.studies.radii.figure import comparison_figure, inputs_figure
 from zonogpt.studies.radii.rows import ATTACK, RadiusRow
 from zonogpt.studies.radii.table import InputLine, tabulate
-from zonogpt.support.plotting import METHOD_COLOURS, METHOD_MARKERS, PAPER, method_colour, norm_name, short
+from zonogpt.support.numbers import norm_name
+from zonogpt.support.plotting import METHOD_COLOURS, METHOD_MARKERS, PAPER, method_colour, short
 from zonogpt.verification.result import Result
 from zonogpt_apps.bench.report.colours import DARK, PAGE
 from zonogpt_apps.demo import figures, study
@@ -73,7 +74,7 @@ def test_methods_can_be_told_apart_by_all_eyes(colours, behind):
 
 def test_numbers_and_norms_are_written_as_people_write_them():
     assert [short(x) for x in (1e-4, 3.54e-2, 0.262, 12.0, 0)] == ["1e-4", "3.54e-2", "0.262", "12", "0"]
-    assert [norm_name(x) for x in ("inf", "2", "1", "a: l_inf ball")] == ["l∞", "l2", "l1", "a: l∞ ball"]
+    assert [norm_name(x) for x in ("inf", "2", "1")] == ["l∞", "l2", "l1"]
 
 
 # The comparison.
@@ -152,6 +153,20 @@ def test_both_sides_of_an_input_are_shown_even_where_one_is_missing():
     assert ax.get_xlabel() == "radius (l2)"
     alone = inputs_figure([dataclasses.replace(line, attacked=None)], "digits", "2")
     assert [text.get_text() for text in alone.legends[0].get_texts()] == ["largest proved"]
+
+
+def test_tokens_are_named_by_what_they_spell_in_the_order_of_the_text():
+    line = InputLine("text", 0, 0, (0,), ("a",), "done", 4e-3, 3e-2, 1.0, "bounded", "real")
+    lines = [line, dataclasses.replace(line, positions=(1,), tokens=(" $good$",), certified=2e-3),
+             dataclasses.replace(line, positions=(2,), tokens=(" film",), certified=3e-3)]  # fmt: skip
+    names = [text.get_text() for text in inputs_figure(lines, "texts", "2").axes[0].get_yticklabels()]
+    assert names[::-1] == ["'a' (0)", r"' \$good\$' (1)", "' film' (2)"]  # the first on top
+    named = [dataclasses.replace(one, name=f"line {k}") for k, one in enumerate(lines)]
+    names = [text.get_text() for text in inputs_figure(named, "texts", "2").axes[0].get_yticklabels()]
+    assert names[-1] == "line 0: 'a' (0)"  # the largest radius
+    long = dataclasses.replace(line, tokens=("a" * 99,))
+    (name,) = [text.get_text() for text in inputs_figure([long], "texts", "2").axes[0].get_yticklabels()]
+    assert len(name) == 40
 
 
 # Accuracy.

@@ -381,7 +381,7 @@ def test_compare_command(tmp_path):
             "--tolerance", "0.3", "--out", "run", "--json", "all.json")  # fmt: skip
     run = zono(*base, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
-    assert run.stdout.startswith("certified radius, mean: E 0.00")
+    assert run.stdout.startswith("certified radius, geometric mean: E 0.00")
     assert {f.name for f in (tmp_path / "run").iterdir()} == {
         "rows.jsonl",
         "settings.json",

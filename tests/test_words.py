@@ -1,6 +1,7 @@
 """Tokens as text, labels by name: what a user says and reads, and that nothing moves that is not shown."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -163,15 +164,15 @@ def test_moved_tokens_are_shown_and_measured(model, folder):
     assert run.returncode == 0, run.stderr
     text = zonogpt.text(model, FILM)
     first, second = text.at("good")
-    assert f"move together: ' good' ({first}), ' good' ({second})" in run.stdout
+    assert re.search(rf"move together:\n  ' good' \({first}\), by .*\n  ' good' \({second}\), by ", run.stdout)
     table = model.embedding.tokens.double()
     own = table[text.ids[first]]
     distance = (table - own).abs().amax(-1)
     distance[text.ids[first]] = torch.inf
     share = 100 * 1e-6 / float(distance.min())
-    assert f"the radius is {100 * 1e-6 / float(own.abs().max()):.3g} % of its norm (l∞)" in run.stdout
+    assert f"by up to {100 * 1e-6 / float(own.abs().max()):.3g} % of its norm (l∞)" in run.stdout
     nearest = text.tokens and zonogpt.model.names.token_names(model, [int(distance.argmin())])[0]
-    assert f"and {share:.3g} % of the way to the nearest other token, {nearest!r}" in run.stdout
+    assert f", {share:.3g} % of the way to the nearest other token, {nearest!r}" in run.stdout
 
 
 @pytest.mark.parametrize("command", [("verify", "--radius", "1e-6"), ("inspect",)])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zonogpt.support.files import write_whole
+from zonogpt.support.numbers import norm_name
 from zonogpt.support.optional import require_plots
 
 require_plots()
@@ -20,7 +21,7 @@ from matplotlib.patches import Rectangle  # noqa: E402
 from matplotlib.ticker import NullFormatter  # noqa: E402
 
 __all__ = ["INK", "METHOD_COLOURS", "METHOD_MARKERS", "PAPER", "STYLE", "Picture", "Rectangle", "count_table",
-           "log_ticks", "method_colour", "method_marker", "norm_name", "note", "radius_label", "rc_context", "save",
+           "log_ticks", "method_colour", "method_marker", "note", "radius_label", "rc_context", "save",
            "short", "subplots"]  # fmt: skip
 
 INK, PAPER = "#22303c", "#fbfaf7"
@@ -82,11 +83,6 @@ def method_colour(method: str) -> str:
 
 def method_marker(method: str) -> str:
     return METHOD_MARKERS.get(method.removesuffix("-literal"), "h")
-
-
-def norm_name(norm: str) -> str:
-    """l∞ for the norm that settings call inf, or for l_inf inside a title."""
-    return f"l{norm}".replace("inf", "∞") if norm in ("inf", "2", "1") else norm.replace("l_inf", "l∞")
 
 
 def radius_label(norm: str) -> str:

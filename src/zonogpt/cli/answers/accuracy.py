@@ -8,7 +8,6 @@ from pathlib import Path
 from rich.table import Table
 
 from zonogpt.cli.answers.inputs import open_inputs
-from zonogpt.cli.answers.telling import BALLS
 from zonogpt.cli.asking import Files, Inputs, Run, norm
 from zonogpt.cli.outputs import answer_stream, attempt, study_json, write_json
 from zonogpt.cli.progress import progress_bar
@@ -20,6 +19,7 @@ from zonogpt.model.ir import Model
 from zonogpt.studies.accuracy.certification import Certification, certify
 from zonogpt.studies.accuracy.table import AccuracyLine, as_csv
 from zonogpt.support.files import write_whole
+from zonogpt.support.numbers import norm_name
 from zonogpt.support.optional import require_plots
 from zonogpt.verification.result import basis
 
@@ -62,9 +62,8 @@ def write(found: Certification, net: Model, name: str, files: Files) -> bool:
         from zonogpt.studies.accuracy.figure import draw_accuracy  # matplotlib is slow to import
 
         done.append(attempt(write_whole, out / "table.csv", as_csv(found.table)))
-        title = (
-            f"{Path(name).name}: accuracy under {BALLS[found.settings.norm]} changes, method {found.settings.method}"
-        )
+        ball = norm_name(found.settings.norm)
+        title = f"{Path(name).name}: accuracy under {ball} changes, method {found.settings.method}"
         done.append(attempt(draw_accuracy, found.table, title, out / "certified.png", found.settings.norm))
     if files.json is not None:
         done.append(attempt(write_json, files.json, study_json(net, found.settings, found.table, found.rows)))

@@ -9,7 +9,6 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from zonogpt.cli.answers.inputs import open_inputs
-from zonogpt.cli.answers.telling import BALLS
 from zonogpt.cli.asking import Files, Inputs, Run, norm
 from zonogpt.cli.outputs import answer_stream, attempt, study_json, write_json
 from zonogpt.cli.progress import progress_bar
@@ -22,6 +21,7 @@ from zonogpt.studies.radii.comparison import Comparison, compare
 from zonogpt.studies.radii.rows import ATTACK
 from zonogpt.studies.radii.table import MethodLine, as_csv, tabulate
 from zonogpt.support.files import write_whole
+from zonogpt.support.numbers import norm_name
 from zonogpt.support.optional import require_plots
 
 
@@ -67,7 +67,7 @@ def write(found: Comparison, lines: Sequence[MethodLine], net: Model, name: str,
         from zonogpt.studies.radii.figure import draw_comparison  # matplotlib is slow to import
 
         done.append(attempt(write_whole, out / "table.csv", as_csv(lines, grid)))
-        title = f"{Path(name).name}: {lines[0].inputs} inputs, {BALLS[found.settings.norm]} ball"
+        title = f"{Path(name).name}: {lines[0].inputs} inputs, {norm_name(found.settings.norm)} ball"
         done.append(
             attempt(draw_comparison, lines, found.rows, grid, title, out / "comparison.png", found.settings.norm)
         )
@@ -83,7 +83,7 @@ def headline(lines: Sequence[MethodLine]) -> str:
     if not ranked:
         return "no method certifies anything at these radii"
     about = "" if ranked[0].arithmetic == "real" else f" in {ranked[0].arithmetic} arithmetic"
-    return f"certified radius{about}, mean: " + ", ".join(
+    return f"certified radius{about}, geometric mean: " + ", ".join(
         f"{line.method} {line.radius:.3g}" + (" (rounding estimated)" if line.guarantee == "estimated" else "")
         for line in ranked
     )

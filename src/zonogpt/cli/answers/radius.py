@@ -10,7 +10,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from zonogpt.cli.answers.inputs import open_inputs
-from zonogpt.cli.answers.telling import BALLS
 from zonogpt.cli.asking import Files, Inputs, Run, norm
 from zonogpt.cli.outputs import answer_stream, attempt, study_json, write_json
 from zonogpt.cli.progress import progress_bar
@@ -24,6 +23,7 @@ from zonogpt.studies.radii.comparison import Comparison, compare
 from zonogpt.studies.radii.rows import ATTACK
 from zonogpt.studies.radii.table import InputLine, by_input, inputs_as_csv
 from zonogpt.support.files import write_whole
+from zonogpt.support.numbers import norm_name
 from zonogpt.support.optional import require_plots
 from zonogpt.verification.result import basis
 
@@ -70,7 +70,7 @@ def write(found: Comparison, lines: Sequence[InputLine], net: Model, name: str, 
         from zonogpt.studies.radii.figure import draw_inputs  # matplotlib is slow to import
 
         done.append(attempt(write_whole, out / "table.csv", inputs_as_csv(lines)))
-        title = f"{Path(name).name}, method {found.methods[0]}, {BALLS[found.settings.norm]} ball"
+        title = f"{Path(name).name}, method {found.methods[0]}, {norm_name(found.settings.norm)} ball"
         done.append(attempt(draw_inputs, lines, title, out / "radius.png", found.settings.norm))
     if files.json is not None:
         done.append(attempt(write_json, files.json, study_json(net, found.settings, lines, found.rows)))
@@ -93,7 +93,7 @@ def headline(lines: Sequence[InputLine]) -> str:
     if not proved:
         return f"certified none of {len(lines)}{wrong}{proofs}"
     mean = math.exp(sum(map(math.log, proved)) / len(proved))
-    radii = f"{min(proved):g} to {max(proved):g}, mean {mean:.3g}"
+    radii = f"{min(proved):g} to {max(proved):g}, geometric mean {mean:.3g}"
     return f"certified {len(proved)} of {len(lines)}: {radii}{wrong}{proofs}"
 
 
@@ -108,7 +108,7 @@ def as_table(lines: Sequence[InputLine], net: Model) -> Table:
         table.add_column(heading, justify="right")
     for line in lines:
         label = line.predicted if line.label is None else line.label
-        cells = [escape(line.name), *([escape(moving(line))] if texts else [])]
+        cells = [escape(line.name), *([escape(line.moved)] if texts else [])]
         cells.append("-" if label is None else escape(output_called(net, label)))
         if line.status == "misclassified":
             table.add_row(*cells, "misclassified", "", "", "")
@@ -121,11 +121,3 @@ def as_table(lines: Sequence[InputLine], net: Model) -> Table:
         ratio = f"{line.attacked / line.certified:.1f}" if known and line.attacked is not None else "-"
         table.add_row(*cells, certified, broken, ratio, f"{line.seconds:.1f}")
     return table
-
-
-def moving(line: InputLine) -> str:
-    """ "' good' (3)", or the position alone without a tokenizer."""
-    at = line.positions or ()
-    if line.tokens is None:
-        return ", ".join(map(str, at))
-    return ", ".join(f"{token!r} ({position})" for token, position in zip(line.tokens, at, strict=True))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from zonogpt.model.ir import Model
 from zonogpt.model.names import token_names
-from zonogpt.spec.scale import scales
+from zonogpt.spec.inputs import Ball
+from zonogpt.spec.scale import TokenScale, scales
 from zonogpt.spec.spec import Spec
-from zonogpt.support.numbers import exact
+from zonogpt.support.numbers import exact, norm_name
 from zonogpt.verification.result import Result
 from zonogpt.verification.witness import moved_tokens
 
-BALLS = {"inf": "l∞", "2": "l2", "1": "l1"}
-MOST_SHOWN = 12  # tokens whose scale is told; more are counted
+MOST_SHOWN = 12  # tokens whose scale is told; the others are only named
 
 
 def describe(result: Result) -> str:
@@ -43,21 +43,20 @@ def describe_moves(net: Model, spec: Spec) -> list[str]:
     if box.embed.positions is None:
         return []
     found = scales(net, box)
-    together = "moves" if len(found) == 1 else "move together"
-    lines = [f"{together}: {', '.join(scale.called for scale in found)}"]
-    if box.ball is None:
-        return lines
-    ball = BALLS[f"{box.ball.norm:g}"]
-    for scale in found[:MOST_SHOWN]:
-        of_length, of_distance = scale.shares(box.ball.radius)
-        said = f"  {scale.called}: the radius is {percent(of_length)} of its norm ({ball})"
-        if scale.nearest is not None:
-            nearest = scale.nearest if scale.nearest_token is None else repr(scale.nearest_token)
-            said += f", and {percent(of_distance)} of the way to the nearest other token, {nearest}"
-        lines.append(said)
-    if len(found) > MOST_SHOWN:
-        lines.append(f"  and {len(found) - MOST_SHOWN} more")
-    return lines
+    said = [scale.called for scale in found]
+    if box.ball is not None:
+        said = [f"{scale.called}, {said_of_scale(scale, box.ball)}" for scale in found[:MOST_SHOWN]] + said[MOST_SHOWN:]
+    return [f"moves: {said[0]}"] if len(said) == 1 else ["move together:", *(f"  {one}" for one in said)]
+
+
+def said_of_scale(scale: TokenScale, ball: Ball) -> str:
+    """How far the radius is for this token."""
+    of_length, of_distance = scale.shares(ball.radius)
+    said = f"by up to {percent(of_length)} of its norm ({norm_name(f'{ball.norm:g}')})"
+    if scale.nearest is None:
+        return said
+    nearest = scale.nearest if scale.nearest_token is None else repr(scale.nearest_token)
+    return f"{said}, {percent(of_distance)} of the way to the nearest other token, {nearest}"
 
 
 def percent(share: float) -> str:
@@ -74,7 +73,7 @@ def describe_witness(net: Model, spec: Spec, result: Result) -> str:
             names = token_names(net, [moved.token, moved.nearest])
             token, nearest = (repr(n) for n in names) if names else (str(moved.token), str(moved.nearest))
             lines.append(
-                f"token {token} at position {moved.position} moves by {moved.length:.3g} (l_2),"
+                f"token {token} at position {moved.position} moves by {moved.length:.3g} (l2),"
                 f" {moved.largest:.3g} at most per coordinate; the nearest token is {nearest}"
             )
     else:

@@ -28,6 +28,7 @@ from zonogpt.studies.examples import Entry, Examples, chosen_indices
 from zonogpt.studies.rows.store import open_store
 from zonogpt.support import html
 from zonogpt.support.files import as_path
+from zonogpt.support.numbers import norm_name
 from zonogpt.verification.options import Options, as_device, as_dtype, check_list
 from zonogpt.verification.session import check_ready
 
@@ -69,7 +70,7 @@ class Certification:
         from zonogpt.studies.accuracy.figure import accuracy_figure  # matplotlib is slow to import
         from zonogpt.support.plotting import STYLE, rc_context
 
-        title = f"Accuracy under l_{self.settings.norm} changes, method {self.settings.method}"
+        title = f"Accuracy under {norm_name(self.settings.norm)} changes, method {self.settings.method}"
         with rc_context(STYLE):
             return accuracy_figure(self.table, title, self.settings.norm)
 

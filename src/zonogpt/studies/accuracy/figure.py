@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zonogpt.studies.accuracy.table import AccuracyLine
-from zonogpt.support.plotting import INK, PAPER, STYLE, norm_name, radius_label, rc_context, save, short, subplots
+from zonogpt.support.plotting import INK, PAPER, STYLE, radius_label, rc_context, save, short, subplots
 
 # From the bottom of a bar to its top; light and dark take turns, so that they differ without colour too.
 PROVED, UNKNOWN, BROKEN, WRONG = "#0c572f", "#d5d0c4", "#c8503f", "#4d5660"
@@ -34,7 +34,7 @@ def accuracy_figure(lines: Sequence[AccuracyLine], title: str, norm: str) -> Any
         bottoms = [bottom + count for bottom, count in zip(bottoms, counts, strict=True)]
     ax.set_xticks(range(len(lines)), [short(line.radius) for line in lines])
     ax.set(xlabel=radius_label(norm), ylabel=f"of {n} examples, %", ylim=(0, 100), xlim=(-0.6, len(lines) - 0.4))
-    ax.set_title(norm_name(title), loc="left")
+    ax.set_title(title, loc="left")
     figure.legend(frameon=False, loc="outside lower center", ncols=2, fontsize=9)
     return figure
 

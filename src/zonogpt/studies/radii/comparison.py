@@ -30,6 +30,7 @@ from zonogpt.studies.radii.table import MethodLine, tabulate
 from zonogpt.studies.rows.store import open_store
 from zonogpt.support import html
 from zonogpt.support.files import as_path
+from zonogpt.support.numbers import norm_name
 from zonogpt.verification.options import Options, as_device, as_dtype, check_list
 from zonogpt.verification.session import check_ready
 
@@ -73,7 +74,7 @@ class Comparison:
         from zonogpt.support.plotting import STYLE, rc_context
 
         norm = self.settings.norm
-        title = f"{self.table[0].inputs} inputs, l_{norm} ball"
+        title = f"{self.table[0].inputs} inputs, {norm_name(norm)} ball"
         with rc_context(STYLE):
             return comparison_figure(self.table, self.rows, self.settings.grid, title, norm)
 

@@ -15,7 +15,6 @@ from zonogpt.support.plotting import (
     count_table,
     log_ticks,
     method_colour,
-    norm_name,
     note,
     radius_label,
     rc_context,
@@ -24,6 +23,7 @@ from zonogpt.support.plotting import (
     subplots,
 )
 
+MOST_LETTERS = 40  # of the name of an input
 PROVED = method_colour("E")  # whatever the method: two sides, two colours
 
 
@@ -53,7 +53,7 @@ def comparison_figure(
         ax.set_ylim(len(shown) - 0.5, -0.5)
         if shown[0].method == ATTACK:
             ax.axhline(0.5, color=INK, lw=0.8, alpha=0.4)  # above: broken; below: proved
-    figure.suptitle(norm_name(title), weight="bold")
+    figure.suptitle(title, weight="bold")
     return figure
 
 
@@ -110,9 +110,12 @@ def draw_inputs(lines: Sequence[InputLine], title: str, file: Path, norm: str = 
 def inputs_figure(lines: Sequence[InputLine], title: str, norm: str) -> Any:
     """Every input a line between what is proved and what is broken; the truth is somewhere on it.
 
-    Arrows leave the picture where a side has no end: nothing proved, or nothing broken.
+    Arrows leave the picture where a side has no end: nothing proved, or nothing broken. The tokens of a single text
+    stand in the order in which it is read, from the top; other inputs by what is proved.
     """
-    shown = sorted((line for line in lines if line.status != "misclassified"), key=lambda line: line.certified)
+    tried = [line for line in lines if line.status != "misclassified"]
+    one_text = len({line.name for line in tried}) == 1
+    shown = tried[::-1] if one_text else sorted(tried, key=lambda line: line.certified)
     figure, ax = subplots(figsize=(7.6, 1.6 + 0.26 * max(4, len(shown))))
     ends = [x for line in shown for x in (line.certified, line.attacked or 0.0) if 0 < x < math.inf]
     left, right = min(ends, default=1e-3) / 1.6, max(ends, default=1e-2) * 1.6
@@ -125,11 +128,11 @@ def inputs_figure(lines: Sequence[InputLine], title: str, norm: str) -> Any:
     _side(ax, [(line.certified, y) for y, line in enumerate(shown)], 0.0, (left, "<"), PROVED, "o", "proved")
     attacked = [(line.attacked, y) for y, line in enumerate(shown) if line.attacked is not None]
     _side(ax, attacked, math.inf, (right, ">"), method_colour(ATTACK), "X", "broken")
-    ax.set_yticks(range(len(shown)), [_name(line) for line in shown], fontsize=8.5)
+    ax.set_yticks(range(len(shown)), [_name(line, one_text) for line in shown], fontsize=8.5)
     ax.set(xlabel=radius_label(norm), ylim=(-0.8, len(shown) - 0.2))
     ax.grid(axis="x", color=INK, alpha=0.08)
     wrong = len(lines) - len(shown)
-    ax.set_title(norm_name(title) + (f"\n({wrong} misclassified, left out)" if wrong else ""), loc="left")
+    ax.set_title(title + (f"\n({wrong} misclassified, left out)" if wrong else ""), loc="left")
     figure.legend(frameon=False, loc="outside lower center", ncols=4)
     return figure
 
@@ -149,7 +152,9 @@ def _side(
             ax.scatter(*zip(*found, strict=True), s=34, marker=sign, color=colour, zorder=3, label=label, clip_on=False)
 
 
-def _name(line: InputLine) -> str:
+def _name(line: InputLine, one_text: bool) -> str:
+    """What moves: the input, and in a text the tokens, but for dollars, which would begin a formula."""
     if line.positions is None:
         return line.name
-    return f"{line.name}, token{'s' * (len(line.positions) > 1)} {', '.join(map(str, line.positions))}"
+    moved = line.moved if len(line.moved) <= MOST_LETTERS else line.moved[: MOST_LETTERS - 1] + "…"
+    return (moved if one_text else f"{line.name}: {moved}").replace("$", r"\$")

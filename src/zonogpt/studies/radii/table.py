@@ -86,6 +86,14 @@ class InputLine:
     guarantee: str | None  # how the proof accounts for its own rounding: "bounded" or "estimated"
     arithmetic: str
 
+    @property
+    def moved(self) -> str:
+        """ "' good' (3)", or the positions alone without a tokenizer; empty for images."""
+        at = self.positions or ()
+        if self.tokens is None:
+            return ", ".join(map(str, at))
+        return ", ".join(f"{token!r} ({position})" for token, position in zip(self.tokens, at, strict=True))
+
 
 def by_input(rows: Sequence[RadiusRow], method: str) -> tuple[InputLine, ...]:
     """Rows of `method` and, where there are any, of the attack, joined input by input."""
