@@ -94,7 +94,7 @@ def comparison(norm="inf"):
     radii = {"E": (3e-3, 4e-3), "crown": (1e-3, 1e-3), "deepz": (1e-3, 1e-3), "ibp": (0.0, 0.0), ATTACK: (0.03, 0.05)}
     rows = [radius_row(method, k, radius) for method, both in radii.items() for k, radius in enumerate(both)]
     lines = tabulate(rows, tuple(radii), GRID)
-    figure = comparison_figure(lines, rows, GRID, "digits: 2 inputs, l_inf ball", norm)
+    figure = comparison_figure(lines, rows, GRID, "digits: 2 inputs, l∞ ball", norm)
     figure.canvas.draw()
     return figure
 
@@ -164,6 +164,9 @@ def test_tokens_are_named_by_what_they_spell_in_the_order_of_the_text():
     named = [dataclasses.replace(one, name=f"line {k}") for k, one in enumerate(lines)]
     names = [text.get_text() for text in inputs_figure(named, "texts", "2").axes[0].get_yticklabels()]
     assert names[-1] == "line 0: 'a' (0)"  # the largest radius
+    assert dataclasses.replace(line, positions=(1, 4), tokens=None).moved == "positions 1, 4"
+    assert dataclasses.replace(line, positions=(1,), tokens=None).moved == "position 1"
+    assert dataclasses.replace(line, positions=None, tokens=None).moved == ""
     long = dataclasses.replace(line, tokens=("a" * 99,))
     (name,) = [text.get_text() for text in inputs_figure([long], "texts", "2").axes[0].get_yticklabels()]
     assert len(name) == 40

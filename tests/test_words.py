@@ -233,6 +233,20 @@ def test_a_file_of_texts_with_names_for_labels(folder, model, tmp_path):
         zonogpt.certify(model, zonogpt.open_dataset(tmp_path / "other.tsv", model), [1e-7], positions="words:good")
 
 
+def test_a_data_set_says_which_tokens_moved(folder, tmp_path):
+    """A word that occurs twice in one text moves twice there, and that is seen."""
+    (tmp_path / "data.txt").write_text("a good film\na good film, a good story\n")
+    run = [str(folder), "--data", str(tmp_path / "data.txt")]
+    fast = ["--radius", "1e-7", "--no-attack"]
+    words = zono("certify", *run, *fast, "--words", "good").stdout
+    assert "moves: 1 to 2 tokens of each text, together; most: ' good' (1), ' good' (5) in line 2" in words
+    last = zono("certify", *run, *fast).stdout
+    assert "moves: one token of each text, as ' film' (2) in line 1" in last
+    each = zono("compare", *run, "--words", "good", "--each", "--radius", "1e-7", "--methods", "ibp").stdout
+    assert "moves: one token at a time, 3 tokens of 2 texts, as ' good' (1) in line 1" in each
+    assert "moves" not in zono("certify", "zoo:digits", "--data", "zoo:digits", "--count", "1", *fast).stdout
+
+
 def test_a_counterexample_speaks_the_users_language(folder):
     run = zono("verify", folder, "--text", FILM, "--positions", "all", "--radius", "1", "--attack", "--label", "1")
     assert run.returncode == 20, run.stderr + run.stdout

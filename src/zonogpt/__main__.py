@@ -1,5 +1,17 @@
-"""python -m zonogpt"""
+"""The program `zonogpt`, also as `python -m zonogpt`."""
 
-from zonogpt.cli.app import main
+import sys
 
-main()
+
+def main() -> None:
+    """Ctrl-C is quiet from here on, while the command line itself is imported too."""
+    try:
+        from zonogpt.cli.app import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

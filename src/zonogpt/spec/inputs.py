@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zonogpt.model.ir import Model
 from zonogpt.spec.embed import EmbedMap
-from zonogpt.support.numbers import exact
+from zonogpt.support.numbers import exact, norm_name
 from zonogpt.support.tensors import ByValue
 
 
@@ -37,7 +37,7 @@ class Box(ByValue):
     def words(self) -> str:
         """For people: the set, and what moves in it."""
         ball, at = self.ball, self.embed.positions
-        reach = "a box" if ball is None else f"the l_{ball.norm:g} ball of radius {exact(ball.radius)}"
+        reach = "a box" if ball is None else f"the {ball.kind} ball of radius {exact(ball.radius)}"
         if at is None:
             return f"{reach} around an image of {' x '.join(map(str, self.embed.raw_shape))} pixels"
         many = f"token {at[0]}" if len(at) == 1 else f"tokens {', '.join(map(str, at[:8]))}{', ...' * (len(at) > 8)}"
@@ -66,6 +66,11 @@ class Ball(Box):
     @property
     def ball(self) -> Ball | None:
         return self
+
+    @property
+    def kind(self) -> str:
+        """ "l∞", "l2" or "l1"."""
+        return norm_name(f"{self.norm:g}")
 
     @property
     def p(self) -> float:

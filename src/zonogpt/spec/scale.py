@@ -30,8 +30,8 @@ class TokenScale:
 
     @property
     def called(self) -> str:
-        """ "' good' (3)": what it spells, and where it is."""
-        return f"{self.id if self.token is None else repr(self.token)} ({self.position})"
+        """ "' good' (3)": what it spells, or its id, and where it is."""
+        return f"{f'id {self.id}' if self.token is None else repr(self.token)} ({self.position})"
 
     @property
     def plain(self) -> dict[str, Any]:

@@ -77,6 +77,14 @@ class Examples:
             return Example(Entry(index, name, label, at, fingerprint(ids), spelt), ids.cpu())
 
 
+def tokens_called(positions: Sequence[int] | None, tokens: Sequence[str] | None) -> str:
+    """ "' good' (3), ' film' (4)", or "positions 3, 4" without a tokenizer; empty for images."""
+    at = positions or ()
+    if tokens is None:
+        return f"position{'s' * (len(at) > 1)} {', '.join(map(str, at))}" if at else ""
+    return ", ".join(f"{token!r} ({position})" for token, position in zip(tokens, at, strict=True))
+
+
 def each_token(entry: Entry) -> list[Entry]:
     """An image as it is; of a text one entry for every token that moves."""
     if entry.positions is None:

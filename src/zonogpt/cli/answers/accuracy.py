@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.table import Table
 
 from zonogpt.cli.answers.inputs import open_inputs
+from zonogpt.cli.answers.telling import describe_moved
 from zonogpt.cli.asking import Files, Inputs, Run, norm
 from zonogpt.cli.outputs import answer_stream, attempt, study_json, write_json
 from zonogpt.cli.progress import progress_bar
@@ -50,6 +51,8 @@ def answer(
     print(headline(found.table), file=out)
     if not files.quiet:
         print_table(as_table(found.table), out)
+        for line in describe_moved(found.rows, chosen.each):
+            print(line, file=out)
     out.flush()  # the answer is out, whatever becomes of the files
     if write(found, net, name, files) and files.out is not None and not files.quiet:
         print(f"in {files.out}: rows.jsonl, settings.json, table.csv, certified.png", file=out)

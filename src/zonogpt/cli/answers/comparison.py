@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from zonogpt.cli.answers.inputs import open_inputs
+from zonogpt.cli.answers.telling import describe_moved
 from zonogpt.cli.asking import Files, Inputs, Run, norm
 from zonogpt.cli.outputs import answer_stream, attempt, study_json, write_json
 from zonogpt.cli.progress import progress_bar
@@ -55,6 +56,8 @@ def answer(
     print(headline(lines), file=out)
     if not files.quiet:
         print_table(as_table(lines, grid), out)
+        for line in describe_moved(found.rows, chosen.each):
+            print(line, file=out)
     out.flush()  # the answer is out, whatever becomes of the files
     if write(found, lines, net, name, files) and files.out is not None and not files.quiet:
         print(f"in {files.out}: rows.jsonl, settings.json, table.csv, comparison.png", file=out)

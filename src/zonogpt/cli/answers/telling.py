@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from zonogpt.model.ir import Model
 from zonogpt.model.names import token_names
 from zonogpt.spec.inputs import Ball
 from zonogpt.spec.scale import TokenScale, scales
 from zonogpt.spec.spec import Spec
-from zonogpt.support.numbers import exact, norm_name
+from zonogpt.studies.accuracy.rows import AccuracyRow
+from zonogpt.studies.examples import tokens_called
+from zonogpt.studies.radii.rows import RadiusRow
+from zonogpt.support.numbers import exact
 from zonogpt.verification.result import Result
 from zonogpt.verification.witness import moved_tokens
 
@@ -49,10 +54,27 @@ def describe_moves(net: Model, spec: Spec) -> list[str]:
     return [f"moves: {said[0]}"] if len(said) == 1 else ["move together:", *(f"  {one}" for one in said)]
 
 
+def describe_moved(rows: Sequence[AccuracyRow | RadiusRow], each: bool) -> list[str]:
+    """Which tokens move in the texts of a data set: how many at once, and where they are most."""
+    texts = {row.place: row for row in rows if row.positions is not None}
+    if not texts:
+        return []
+    counts = sorted(len(row.positions or ()) for row in texts.values())
+    most = max(texts.values(), key=lambda row: len(row.positions or ()))
+    such = f"{tokens_called(most.positions, most.tokens)} in {most.name}"
+    if counts[-1] == 1:
+        if each:
+            n_texts = len({row.index for row in texts.values()})
+            return [f"moves: one token at a time, {len(texts)} tokens of {n_texts} texts, as {such}"]
+        return [f"moves: one token of each text, as {such}"]
+    many = f"{counts[0]} to {counts[-1]}" if counts[0] < counts[-1] else f"{counts[0]}"
+    return [f"moves: {many} tokens of each text, together; most: {such}"]
+
+
 def said_of_scale(scale: TokenScale, ball: Ball) -> str:
     """How far the radius is for this token."""
     of_length, of_distance = scale.shares(ball.radius)
-    said = f"by up to {percent(of_length)} of its norm ({norm_name(f'{ball.norm:g}')})"
+    said = f"by up to {percent(of_length)} of its norm ({ball.kind})"
     if scale.nearest is None:
         return said
     nearest = scale.nearest if scale.nearest_token is None else repr(scale.nearest_token)

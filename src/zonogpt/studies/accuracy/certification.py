@@ -58,12 +58,12 @@ class Certification:
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{line.certified} of {line.examples} at {line.radius:g}" for line in self.table)
-        return f"Certification(method {self.settings.method}, l_{self.settings.norm}: certified {counts})"
+        return f"Certification(method {self.settings.method}, {norm_name(self.settings.norm)}: certified {counts})"
 
     def _repr_html_(self) -> str:
         columns = ("radius", "examples", "clean", "certified", "survived", "unknown", "seconds")
         rows = [[getattr(line, name) for name in columns] for line in self.table]
-        return html.table(columns, rows, f"method {self.settings.method}, l_{self.settings.norm} ball")
+        return html.table(columns, rows, f"method {self.settings.method}, {norm_name(self.settings.norm)} ball")
 
     def plot(self) -> Any:
         """A matplotlib figure: at each radius, what is proved, unknown and broken."""

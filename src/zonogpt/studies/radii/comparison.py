@@ -57,16 +57,17 @@ class Comparison:
         radii = ", ".join(
             f"{line.method} {'none' if line.radius is None else format(line.radius, '.3g')}" for line in self.table
         )
-        return f"Comparison({self.table[0].inputs} inputs, l_{self.settings.norm}; mean radius: {radii})"
+        ball = f"{norm_name(self.settings.norm)} ball"
+        return f"Comparison({self.table[0].inputs} inputs, {ball}; geometric mean radius: {radii})"
 
     def _repr_html_(self) -> str:
         grid = self.settings.grid
-        columns = ("method", *(f"at {radius:g}" for radius in grid), "mean radius", "s / run", "MiB")
+        columns = ("method", *(f"at {radius:g}" for radius in grid), "geometric mean radius", "s / run", "MiB")
         rows = [
             (line.method, *line.counts, line.radius, line.seconds_per_run, round(line.peak_bytes / 2**20))
             for line in self.table
         ]
-        return html.table(columns, rows, f"{self.table[0].inputs} inputs, l_{self.settings.norm} ball")
+        return html.table(columns, rows, f"{self.table[0].inputs} inputs, {norm_name(self.settings.norm)} ball")
 
     def plot(self) -> Any:
         """A matplotlib figure: proved counts, radii, seconds and memory of each method."""

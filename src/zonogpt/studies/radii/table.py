@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zonogpt.studies.examples import tokens_called
 from zonogpt.studies.radii.rows import ATTACK, RadiusRow
 
 
@@ -88,11 +89,8 @@ class InputLine:
 
     @property
     def moved(self) -> str:
-        """ "' good' (3)", or the positions alone without a tokenizer; empty for images."""
-        at = self.positions or ()
-        if self.tokens is None:
-            return ", ".join(map(str, at))
-        return ", ".join(f"{token!r} ({position})" for token, position in zip(self.tokens, at, strict=True))
+        """The tokens that move; empty for images."""
+        return tokens_called(self.positions, self.tokens)
 
 
 def by_input(rows: Sequence[RadiusRow], method: str) -> tuple[InputLine, ...]:
