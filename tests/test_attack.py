@@ -161,3 +161,12 @@ def test_same_seed_same_answer_and_float32():
 def test_bad_options(options):
     with pytest.raises(zonogpt.OptionError):
         attack(MODEL, zonogpt.image_ball(MODEL, IMAGE, 0.1), **options)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_search_tells_how_much_of_it_is_done(norm):
+    """From the first step to the last, in all norms, whatever goes on together."""
+    told = []
+    attack(MODEL, zonogpt.image_ball(MODEL, IMAGE, 1e-3, norm=norm), restarts=3, steps=4, on_share=told.append)
+    assert told == sorted(told)
+    assert 0 < told[0] < told[-1] == 1.0

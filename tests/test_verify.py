@@ -106,12 +106,16 @@ def test_progress_of_a_text_counts_the_tokens_that_do_not_move():
     seen = []
     spec = zonogpt.embedding_ball(texts, [3, 5, 1, 7, 2], [4], 0.05)
     zonogpt.verify(texts, spec, on_block=seen.append, attack=True, hint=True)
-    verdict = [p for p in seen if not p.task]
-    assert verdict[0].part == "search"
-    parts = [p.part for p in verdict[1:]]
+    searched = [p.done for p in seen if p.part == "search"]
+    assert searched == sorted(searched)
+    assert 0 < searched[0] < 0.1
+    assert searched[-1] == 1.0
+    assert [p.part for p in seen][: len(searched)] == ["search"] * len(searched)
+    verdict = [p for p in seen[len(searched) :] if not p.task]
+    parts = [p.part for p in verdict]
     assert parts.index("forward") > parts.index("still tokens") == 0
     assert parts.index("backward") > parts.index("forward")
-    shares = [p.done for p in verdict[1:]]
+    shares = [p.done for p in verdict]
     assert shares == sorted(shares)
     assert 0.0 < shares[parts.index("forward")] < shares[parts.index("backward")] < 1.0
     assert {p.task for p in seen} <= {"", "hint"}

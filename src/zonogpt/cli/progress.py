@@ -4,9 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.text import Text
+
+
+class Times(ProgressColumn):
+    """How long it has taken, and how long it will, once that can be told: "0:00:12, 0:00:30 left"."""
+
+    def render(self, task: Task) -> Text:
+        elapsed, left = task.elapsed or 0.0, task.time_remaining
+        said = str(timedelta(seconds=int(elapsed)))
+        return Text(said if left is None else f"{said}, {timedelta(seconds=int(left))} left")
+
+
+@contextmanager
+def loading(what: str, quiet: bool) -> Iterator[None]:
+    """A spinner for what takes seconds before there is any progress: torch, a model."""
+    console = Console(stderr=True)
+    with nullcontext() if quiet or not console.is_terminal else console.status(what):
+        yield
 
 
 @contextmanager
@@ -18,9 +37,7 @@ def progress_bar(quiet: bool, counts: bool = True) -> Iterator[Progress]:
         TextColumn("{task.description}"),
         BarColumn(),
         *([MofNCompleteColumn()] if counts else []),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        Times(),
         console=console,
         transient=True,
         disable=hidden,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +24,10 @@ RESTARTS, STEPS = 4, 30
 PROBES = 2048  # single-coordinate moves that are looked at first, in l_1 and l_2 balls
 MOST_GROUPS = 64  # of rows, with restarts of their own; the margins of all rows are looked at everywhere
 FIRST_STEP, LAST_STEP = 0.5, 0.01  # in widths of the set; steps shrink geometrically
+GRADIENT = 3  # what a gradient costs, in forward passes
 MEMORY_BYTES = 1 << 30  # about what the points that move together may take
+
+OnShare = Callable[[float], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,11 +54,13 @@ class Attack(ByValue):
 def attack(
     model: Model,
     spec: Spec,
+    *,
     restarts: int = RESTARTS,
     steps: int = STEPS,
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
     deadline: float = math.inf,
+    on_share: OnShare | None = None,
 ) -> Attack:
     """Searches the spec's set for low margins, where the model is; the same seed finds the same.
 
@@ -62,8 +68,8 @@ def attack(
     lowest at the anchor) has `restarts` points that go down the gradient of its largest row: the first from the anchor,
     the second (in l_1 and l_2 balls) from the lowest single-coordinate move, the others from random places. Inputs are
     kept in float64 and only the network runs in `dtype`. A radius of 0 leaves the anchor alone. At the `deadline` (of
-    time.perf_counter) the search stops, with what it has found.
-    Gradients are taken also where the caller has switched them off.
+    time.perf_counter) the search stops, with what it has found. `on_share` is told how much of the search is done,
+    from 0 to 1. Gradients are taken also where the caller has switched them off.
     """
     check_model(model)
     check_spec(spec)
@@ -71,12 +77,13 @@ def attack(
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise OptionError(f"an attack needs at least one of its {name}; got {value!r}")
     net = model.converted(model.device, dtype)
-    search = _Search(net, moved(spec, model.device, torch.float64))
+    search = _Search(net, moved(spec, model.device, torch.float64), on_share)
     with torch.no_grad():
         clean = search.visit(search.spec.input.anchor[None])[0]
     generator = torch.Generator().manual_seed(seed)
     groups = clean.nan_to_num(nan=math.inf).argsort()[:MOST_GROUPS]
     together, ball = points_at_once(net, spec), round_ball(search.spec.input)
+    search.work = (0 if ball is None else PROBES) + GRADIENT * len(groups) * restarts * steps
     best = search.probe(ball, groups, together, generator, deadline) if ball is not None and ball.radius > 0 else None
     for some in torch.arange(len(groups)).split(max(1, together // restarts)):
         second = None if best is None else best[some]
@@ -87,8 +94,9 @@ def attack(
 class _Search:
     """The lowest margins seen so far, the lowest value of the claim, and where that was seen."""
 
-    def __init__(self, net: Model, spec: Spec) -> None:
-        self.net, self.spec = net, spec
+    def __init__(self, net: Model, spec: Spec, on_share: OnShare | None) -> None:
+        self.net, self.spec, self.on_share = net, spec, on_share
+        self.done, self.work = 0, 1  # in points that go forward through the network
         self.input = spec.input.anchor
         self.margins = self.input.new_full((spec.claim.n_rows,), math.inf)
         self.lowest = self.input.new_tensor(math.inf)
@@ -106,6 +114,11 @@ class _Search:
         self.margins = torch.minimum(self.margins, seen.amin(0))
         return claim.group_values(margins)
 
+    def tell(self, points: int) -> None:
+        self.done += points
+        if self.on_share is not None:
+            self.on_share(min(1.0, self.done / self.work))
+
     def probe(self, ball: Ball, groups: Tensor, together: int, generator: torch.Generator, deadline: float) -> Tensor:
         """(groups, raw shape): for each the lowest of many single-coordinate moves. Gradients do not see everything:
         what one coordinate does may show only once it has moved."""
@@ -119,6 +132,7 @@ class _Search:
                 values, at = self.visit(some)[:, groups].nan_to_num(nan=math.inf).min(0)
             better = values < lowest
             best[better], lowest = some[at[better]], torch.minimum(lowest, values)
+            self.tell(len(some))
         return best
 
     def descend(
@@ -145,6 +159,7 @@ class _Search:
             (gradient,) = torch.autograd.grad(wanted, points)
             size = FIRST_STEP * (LAST_STEP / FIRST_STEP) ** (step / max(1, steps - 1))
             points = descend(box, points.detach(), gradient.nan_to_num(), size)
+            self.tell(GRADIENT * len(points))
         with torch.no_grad():
             self.visit(points)
 

@@ -13,7 +13,7 @@ from zonogpt.model.ir import Model
 from zonogpt.model.names import output_called, output_name
 from zonogpt.model.original import Original
 from zonogpt.model.sensitivity import sensitivity
-from zonogpt.search.descent import RESTARTS, STEPS, attack
+from zonogpt.search.descent import RESTARTS, STEPS, OnShare, attack
 from zonogpt.spec.inputs import Box
 from zonogpt.spec.spec import Spec
 from zonogpt.support.tensors import ByValue, moved
@@ -45,10 +45,11 @@ def falsify(
     steps: int = STEPS,
     seed: int = 0,
     deadline: float = math.inf,
+    on_share: OnShare | None = None,
 ) -> Finding:
     """Searches the set by gradient descent and replays the best input found. `model` in float64; the spec anywhere."""
     spec = moved(spec, model.device, torch.float64)
-    found = attack(model, spec, restarts, steps, seed, deadline=deadline)
+    found = attack(model, spec, restarts=restarts, steps=steps, seed=seed, deadline=deadline, on_share=on_share)
     if not found.broken:
         return Finding(None, found.lowest)
     finding = replay(model, spec, original, found.input)

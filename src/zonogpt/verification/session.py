@@ -21,6 +21,7 @@ from zonogpt.model.agreement import require_agreement_at
 from zonogpt.model.ir import Model, check_model
 from zonogpt.model.names import output_name
 from zonogpt.model.original import Original
+from zonogpt.search.descent import OnShare
 from zonogpt.search.falsify import Finding, falsify, output_of, replay
 from zonogpt.spec.claims import Claim
 from zonogpt.spec.spec import Spec, check_spec
@@ -90,10 +91,12 @@ class Session:
             method = METHODS[options.method].for_run(self.exact, specs, options.numerics)
         return Verification(self, method, options, on_block)
 
-    def search(self, spec: Spec, options: Options, deadline: float = math.inf) -> Finding:
+    def search(
+        self, spec: Spec, options: Options, deadline: float = math.inf, on_share: OnShare | None = None
+    ) -> Finding:
         """What a search of the spec's set comes to; gradients are taken also where the caller has switched them off."""
         with torch.enable_grad():
-            return falsify(self.exact, spec, self.original, seed=options.seed, deadline=deadline)
+            return falsify(self.exact, spec, self.original, seed=options.seed, deadline=deadline, on_share=on_share)
 
 
 @dataclass(frozen=True)
@@ -210,9 +213,11 @@ class Verification:
             finding = replay(self.session.exact, spec, self.session.original, spec.input.anchor)
         if not self.options.attack or finding.counterexample is not None:
             return finding
+        return self.session.search(spec, self.options, deadline, self._searched)
+
+    def _searched(self, share: float) -> None:
         if self.on_block is not None:
-            self.on_block(Progress(0, len(self.session.model.blocks), "", "search"))
-        return self.session.search(spec, self.options, deadline)
+            self.on_block(Progress(0, len(self.session.model.blocks), "", "search", share))
 
     def _bounds(self, specs: Sequence[Spec], deadline: float) -> list[Bounds | NoBounds]:
         def watch(progress: Progress) -> None:

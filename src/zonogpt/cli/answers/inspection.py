@@ -12,6 +12,7 @@ from rich.table import Table
 from zonogpt.cli.answers.inputs import Tokens, one_input
 from zonogpt.cli.asking import Inputs
 from zonogpt.cli.outputs import answer_stream, write_json
+from zonogpt.cli.progress import loading
 from zonogpt.errors import OptionError
 from zonogpt.methods import METHODS
 from zonogpt.model.hf import load
@@ -30,7 +31,8 @@ MORE = (
 def answer(
     name: str, inputs: Inputs, tokens: int | None, dtype: str | None, budget_bytes: int | None, json: Path | None
 ) -> None:
-    net = load(name)
+    with loading(f"loading {name}", False):
+        net = load(name)
     found = predicted(net, inputs, tokens, dtype, budget_bytes)
     show(found, Console(soft_wrap=True, highlight=False, file=answer_stream(json)))
     if json is not None:

@@ -12,7 +12,7 @@ from rich.table import Table
 from zonogpt.cli.answers.inputs import open_inputs
 from zonogpt.cli.asking import Files, Inputs, Run, norm
 from zonogpt.cli.outputs import answer_stream, attempt, study_json, write_json
-from zonogpt.cli.progress import progress_bar
+from zonogpt.cli.progress import loading, progress_bar
 from zonogpt.cli.stopping import stoppable
 from zonogpt.cli.tables import print_table
 from zonogpt.cli.watching import BarWatcher
@@ -42,7 +42,8 @@ def answer(
 ) -> None:
     if files.out is not None:
         require_plots()
-    net = load(name)
+    with loading(f"loading {name}", files.quiet):
+        net = load(name)
     chosen = open_inputs(net, inputs, label)
     methods = (run.method, ATTACK) if attack else (run.method,)
     out = answer_stream(files.json)

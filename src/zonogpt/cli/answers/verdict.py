@@ -18,7 +18,7 @@ from zonogpt.cli.answers.telling import describe, describe_moves, describe_witne
 from zonogpt.cli.asking import Claimed, Inputs, Run, norm
 from zonogpt.cli.options import STANDARD, two_numbers
 from zonogpt.cli.outputs import answer_stream, attempt, write_json
-from zonogpt.cli.progress import progress_bar
+from zonogpt.cli.progress import loading, progress_bar
 from zonogpt.cli.tables import print_table
 from zonogpt.errors import CertificateError, OptionError, SpecError
 from zonogpt.methods.method import Progress
@@ -58,7 +58,8 @@ def answer(
     files: VerdictFiles,
 ) -> int:
     """The exit code."""
-    net = load(name)
+    with loading(f"loading {name}", files.quiet):
+        net = load(name)
     if files.counterexample is not None and net.embedding.reads == "images":
         require_plots()  # a picture goes with it
     specs = build_specs(net, inputs, claimed, radius)
@@ -160,7 +161,7 @@ def block_bar(quiet: bool) -> Iterator[Callable[[Progress], None]]:
             if progress.task != task or progress.done < (bar.tasks[-1].completed or 0.0):  # another run begins
                 bar.remove_task(at)
                 at, task = bar.add_task("", total=1.0), progress.task
-            bar.update(at, completed=progress.done, total=None if progress.part == "search" else 1.0,
+            bar.update(at, completed=progress.done, total=1.0,
                        description=said_of(progress))  # fmt: skip
 
         yield show

@@ -10,6 +10,7 @@ import typer
 from zonogpt.cli import options
 from zonogpt.cli.asking import Files, Inputs, Run
 from zonogpt.cli.options import DATA_HELP, INPUT, RUN, check_writable, numbers
+from zonogpt.cli.progress import loading
 
 EXAMPLES = """
 Examples:\n
@@ -63,6 +64,7 @@ def certify(
     inputs = Inputs(data, None, None, None, positions, words, each, split, count, skip, norm, seed)
     run = Run(method, seed, timeout, device, dtype, arithmetic, budget)
 
-    from zonogpt.cli.answers.accuracy import answer
+    with loading("starting", quiet):  # torch takes a second or two
+        from zonogpt.cli.answers.accuracy import answer
 
     answer(model, inputs, radii, run, attack, engine, workers, Files(out, json, quiet))

@@ -9,6 +9,7 @@ import typer
 from zonogpt.cli import options
 from zonogpt.cli.asking import Files, Inputs, Run
 from zonogpt.cli.options import ATTACK, INPUT, METHOD_NAMES, RUN, check_writable, number, numbers
+from zonogpt.cli.progress import loading
 
 ALL = "E,A,F,D,M,crown,deepz,covenn,ibp,attack"
 EXAMPLES = """
@@ -80,6 +81,7 @@ def compare(
     run = Run("E", seed, timeout, device, dtype, arithmetic, budget)
     names = [name.strip() for name in methods.split(",")]
 
-    from zonogpt.cli.answers.comparison import answer
+    with loading("starting", quiet):  # torch takes a second or two
+        from zonogpt.cli.answers.comparison import answer
 
     answer(model, inputs, label, names, grid, span, tolerance, run, engine, workers, Files(out, json, quiet))

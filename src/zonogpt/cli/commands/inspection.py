@@ -10,6 +10,7 @@ import typer
 from zonogpt.cli import options
 from zonogpt.cli.asking import Inputs
 from zonogpt.cli.options import INPUT, OUTPUT, check_writable, size
+from zonogpt.cli.progress import loading
 
 EXAMPLES = """
 Examples:\n
@@ -46,6 +47,7 @@ def inspect(
     inputs = Inputs(None, None, text, ids, positions, words, each)
     budget_bytes = size(budget)
 
-    from zonogpt.cli.answers.inspection import answer
+    with loading("starting", False):  # torch takes a second or two
+        from zonogpt.cli.answers.inspection import answer
 
     answer(model, inputs, tokens, dtype, budget_bytes, json)

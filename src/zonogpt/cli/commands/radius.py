@@ -9,6 +9,7 @@ import typer
 from zonogpt.cli import options
 from zonogpt.cli.asking import Files, Inputs, Run
 from zonogpt.cli.options import INPUT, RUN, check_writable, number
+from zonogpt.cli.progress import loading
 
 TOLERANCE = 0.02
 EXAMPLES = """
@@ -66,6 +67,7 @@ def radius(
     run = Run(method, seed, timeout, device, dtype, arithmetic, budget)
     span = number(low, "--low"), number(high, "--high")
 
-    from zonogpt.cli.answers.radius import answer
+    with loading("starting", quiet):  # torch takes a second or two
+        from zonogpt.cli.answers.radius import answer
 
     answer(model, inputs, label, span, tolerance, run, attack, engine, workers, Files(out, json, quiet))

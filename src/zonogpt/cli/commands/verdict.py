@@ -10,6 +10,7 @@ import typer
 from zonogpt.cli import options
 from zonogpt.cli.asking import Claimed, Inputs, Run
 from zonogpt.cli.options import CLAIM, OUTPUT, RUN, check_writable, number
+from zonogpt.cli.progress import loading
 from zonogpt.errors import OptionError
 
 EXAMPLES = """
@@ -128,7 +129,8 @@ def verify(
     run = Run(method, seed, timeout, device, dtype, arithmetic, budget)
     reach = number(radius, "--radius")
 
-    from zonogpt.cli.answers.verdict import VerdictFiles, answer  # only now torch, which takes a second
+    with loading("starting", quiet):  # torch takes a second or two
+        from zonogpt.cli.answers.verdict import VerdictFiles, answer
 
     files = VerdictFiles(counterexample, certificate, check, json, quiet)
     raise typer.Exit(answer(model, inputs, claimed, reach, run, attack, hint, files))
