@@ -83,7 +83,7 @@ def attack(
     generator = torch.Generator().manual_seed(seed)
     groups = clean.nan_to_num(nan=math.inf).argsort()[:MOST_GROUPS]
     together, ball = points_at_once(net, spec), round_ball(search.spec.input)
-    search.work = (0 if ball is None else PROBES) + GRADIENT * len(groups) * restarts * steps
+    search.work = GRADIENT * len(groups) * restarts * steps
     best = search.probe(ball, groups, together, generator, deadline) if ball is not None and ball.radius > 0 else None
     for some in torch.arange(len(groups)).split(max(1, together // restarts)):
         second = None if best is None else best[some]
@@ -123,6 +123,7 @@ class _Search:
         """(groups, raw shape): for each the lowest of many single-coordinate moves. Gradients do not see everything:
         what one coordinate does may show only once it has moved."""
         points = single_moves(ball, PROBES, generator)
+        self.work += len(points)
         lowest = points.new_full((len(groups),), math.inf)
         best = ball.anchor.expand(len(groups), *ball.anchor.shape).clone()
         for some in points.split(together):
