@@ -233,9 +233,9 @@ def test_bad_boxes():
         box_spec(TEXTS, box)
     with pytest.raises(SpecError, match="another model"):
         zonogpt.verify(other, box_spec(IMAGES, box))
-    with pytest.raises(SpecError, match="images, not token ids"):
+    with pytest.raises(SpecError, match="images, not texts"):
         token_map(IMAGES, torch.tensor(IDS), (1,))
-    with pytest.raises(SpecError, match="token ids, not images"):
+    with pytest.raises(SpecError, match="texts, not images"):
         patch_map(TEXTS)
 
 

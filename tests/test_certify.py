@@ -317,7 +317,7 @@ GOOD = {"--radius": "1e-3", "--count": "2"}
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"--data": "nowhere"}, "not there"),
+        ({"--data": "nowhere"}, "no file or directory"),
         ({"--data": "x" * 300}, "cannot be read"),
         ({"--data": "empty"}, "no pictures"),
         ({"--data": "wrong-magic"}, "begin like an MNIST file"),
@@ -327,8 +327,8 @@ GOOD = {"--radius": "1e-3", "--count": "2"}
         ({"--radius": "0"}, "positive"),
         ({"--radius": "-1e-3"}, "radius"),
         ({"--radius": "nan"}, "radius"),
-        ({"--radius": "2e-3,1e-3"}, "increase"),
-        ({"--radius": "1e-3,1e-3"}, "increase"),
+        ({"--radius": "2e-3,1e-3"}, "increasing"),
+        ({"--radius": "1e-3,1e-3"}, "increasing"),
         ({"--radius": "small"}, "--radius"),
         ({"--count": "0"}, "count"),
         ({"--skip": "20"}, "skipped"),

@@ -112,7 +112,7 @@ def test_flat_folder_has_no_labels(tmp_path):
 def test_bad_folders(tmp_path):
     with pytest.raises(zonogpt.SpecError, match="no pictures"):
         digits(tmp_path)
-    with pytest.raises(zonogpt.SpecError, match="not there"):
+    with pytest.raises(zonogpt.SpecError, match="no file or directory"):
         digits(tmp_path / "nowhere")
     (tmp_path / "cats").mkdir()
     np.save(tmp_path / "cats" / "c.npy", IMAGES[0].numpy())
@@ -196,6 +196,30 @@ def test_labelled_lines(tmp_path, name):
     assert labelled(tmp_path, f"{file}.gz", content) == [(first, *GOOD), (first + 1, *BAD)]
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl"])
+def test_labels_by_name(tmp_path, name):
+    """Which column of a table without a header is the label is told by the names that the labels have."""
+    content = {
+        "a.csv": "good film,POSITIVE\nNEGATIVE is a word,NEGATIVE\n",
+        "a.tsv": "POSITIVE\tgood film\nNEGATIVE\tNEGATIVE is a word\n",
+        "a.jsonl": '{"text": "good film", "label": "POSITIVE"}\n{"label": "NEGATIVE", "text": "NEGATIVE is a word"}\n',
+    }[name]
+    lines = read_lines(tmp_path / name, content, ("NEGATIVE", "POSITIVE"))
+    assert [(line.label, line.text) for line in lines] == [
+        ("POSITIVE", "good film"), ("NEGATIVE", "NEGATIVE is a word"),
+    ]  # fmt: skip
+    if name != "a.jsonl":
+        with pytest.raises(zonogpt.SpecError, match="not clear which"):
+            read_lines(tmp_path / name, content)
+
+
+def test_images_are_no_texts(tmp_path):
+    texts = zonogpt.load(text_classifier())
+    with pytest.raises(zonogpt.SpecError, match=r"zoo:digits holds images; .* reads texts"):
+        zonogpt.open_dataset("zoo:digits", texts)
+    assert repr(zonogpt.open_dataset("zoo:digits", zonogpt.load("zoo:digits"))).startswith("Given(20 inputs: digit 0")
+
+
 def test_lines_without_labels(tmp_path):
     for name, content in (
         ("a.csv", 'good film\n"bad, really"\n'), ("a.csv", 'text\ngood film\n"bad, really"\n'),
@@ -235,7 +259,8 @@ def test_token_ids_in_tables(tmp_path):
         ("a.csv", "label,text\n", "no examples"),
         ("a.tsv", "1\tgood film\nbad film\n", "line 2 has 1 columns"),
         ("a.jsonl", "good film\n", "line 1 is not JSON"),
-        ("a.jsonl", '{"text": "good film", "label": "1"}\n', "the label an integer"),
+        ("a.jsonl", '{"text": "good film", "label": 1.0}\n', "the label an integer"),
+        ("a.csv", "label,review\n1,good film\n", "columns label, review, and none of them is the text"),
         ("a.jsonl", '{"text": "good film", "label": true}\n', "the label an integer"),
         ("a.jsonl", '{"review": "good film"}\n', '"text": "a film"'),
         ("a.jsonl", '{"text": "a", "ids": [1]}\n', '"text": "a film"'),

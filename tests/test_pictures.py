@@ -185,7 +185,7 @@ def test_the_parts_of_an_accuracy_bar_are_all_examples():
     lines = [accuracy_line(), accuracy_line(radius=1e-2, certified=0, survived=3)]
     found = {name: counts for name, _, counts in parts(lines)}
     assert list(found.values()) == [[9, 0], [5, 3], [5, 16], [1, 1]]
-    assert "survived the attack" in list(found)[1]
+    assert "not broken by the attack" in list(found)[1]
     plain = parts([accuracy_line(clean=None, survived=None)])
     assert [(name, counts) for name, _, counts in plain] == [("certified (proved)", [9]), ("not proved", [11])]
 

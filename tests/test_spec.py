@@ -149,9 +149,9 @@ def test_bad_ids(texts, ids):
 
 
 def test_wrong_kind_of_input(images, texts):
-    with pytest.raises(SpecError, match="images, not token ids"):
+    with pytest.raises(SpecError, match="images, not texts"):
         zonogpt.embedding_ball(images, [1], [0], 0.1)
-    with pytest.raises(SpecError, match="token ids, not images"):
+    with pytest.raises(SpecError, match="texts, not images"):
         zonogpt.image_ball(texts, IMAGE, 0.1)
 
 

@@ -175,6 +175,11 @@ def test_moved_tokens_are_shown_and_measured(model, folder):
     assert f", {share:.3g} % of the way to the nearest other token, {nearest!r}" in run.stdout
 
 
+def test_a_ball_that_holds_other_tokens_says_so(folder):
+    out = zono("verify", folder, "--text", FILM, "--positions", "1", "--radius", "100").stdout
+    assert re.search(r"by up to \S+ times its norm \(l∞\), which is beyond the nearest other token, ", out)
+
+
 @pytest.mark.parametrize("command", [("verify", "--radius", "1e-6"), ("inspect",)])
 def test_what_moves_must_be_said(folder, command):
     run = zono(*command, folder, "--text", "a film")

@@ -41,7 +41,10 @@ WRONG = {
     "inspect nothing": (lambda: zonogpt.inspect(None), "zonogpt.load; got NoneType"),
     "data of nothing": (lambda: zonogpt.open_dataset("zoo:digits", None, ""), "zonogpt.load; got NoneType"),
     "a number for data": (lambda: zonogpt.open_dataset(3, IMAGES, ""), "the data must be a path.*got 3"),
-    "no such data": (lambda: zonogpt.open_dataset("no/such/folder", IMAGES, ""), "'no/such/folder' is not there"),
+    "no such data": (
+        lambda: zonogpt.open_dataset("no/such/folder", IMAGES, ""),
+        "no file or directory 'no/such/folder'",
+    ),
     "a list for data": (lambda: zonogpt.certify(IMAGES, [IMAGE], [1e-3]), "data set.*open_dataset; got list"),
     "data to compare": (lambda: zonogpt.compare(IMAGES, IMAGE, ["E"]), "data set.*open_dataset; got Tensor"),
     "a number for out": (lambda: zonogpt.certify(IMAGES, DATA, [1e-3], out=3), "out must be a path.*got 3"),

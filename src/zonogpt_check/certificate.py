@@ -73,7 +73,7 @@ class Certificate(Arrays):
             super().__init__([file], InvalidError)
             metadata = self.files[0].metadata() or {}
         except BROKEN as error:
-            raise UnreadableError(f"{file} is not a safetensors file: {error}") from error
+            raise UnreadableError(f"{file} is not a certificate: {error}") from error
         demand(metadata.get("format") == FORMAT, f"{file} is not a {FORMAT!r}", UnreadableError)
         found = file_digest(file, metadata.get("digest", ""))
         demand(metadata.get("digest") == found, "file: the digest is not that of its content")

@@ -33,7 +33,8 @@ def input_set(certificate: Certificate, model: Model) -> tuple[Set, Ball, str]:
         lines.require("upper", (high >= anchor) & (above | (high == high.max())), "leaves out inputs within the radius")
         centre = low / 2 + high / 2
         scale = largest(Ball(high) - centre, Ball(centre) - low)
-        cut = f", between {float(low.min())!r} and {float(high.max())!r}"
+        if not (below.all() and above.all()):  # else nothing within the radius is cut off
+            cut = f", between {float(low.min())!r} and {float(high.max())!r}"
     said = [about["norm"], about["radius"], about.get("ids"), about.get("positions")]
     demand(about["sha256"] == digest(said, arrays), "input: the digest is not that of the input set")
     if model.architecture == IMAGES:

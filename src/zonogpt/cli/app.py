@@ -102,4 +102,4 @@ def usage(error: Exception) -> str | None:
         return None
     context = getattr(error, "ctx", None)
     command = "zonogpt" if context is None else context.command_path
-    return f"{' '.join(error.format_message().split())} ({command} --help lists what there is)"
+    return f"{' '.join(error.format_message().split())} ({command} --help lists all options)"

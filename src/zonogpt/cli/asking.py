@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zonogpt.cli.options import norm_of, size
+from zonogpt.cli.options import check_method, norm_of, size
+from zonogpt.errors import OptionError
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,14 @@ class Inputs:
     skip: int = 0
     norm: str = "inf"
     seed: int = 0  # of random positions
+
+    def __post_init__(self) -> None:
+        """Mistakes are told before torch is there."""
+        norm_of(self.norm)
+        if self.positions is not None and self.words is not None:
+            raise OptionError("give --positions or --words, not both")
+        if self.words is not None and not all(self.words.split(",")):
+            raise OptionError(f"--words takes words separated by commas, as good,film; got {self.words!r}")
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,11 @@ class Run:
     dtype: str | None = None
     arithmetic: str = "real"
     budget: str | None = None
+
+    def __post_init__(self) -> None:
+        """Mistakes are told before torch is there."""
+        size(self.budget)
+        check_method(self.method)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -160,6 +160,11 @@ UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB
 STANDARD = Path("-")  # standard input or output, as a file
 
 
+def check_method(name: str) -> None:
+    if name not in METHOD_NAMES:
+        raise OptionError(f"method {name!r} is unknown; there are {', '.join(METHOD_NAMES)}")
+
+
 def integers(text: str, name: str) -> list[int]:
     """ "5,17" -> [5, 17]."""
     try:
@@ -179,6 +184,20 @@ def number(text: str, name: str) -> float:
     if len(found) != 1:
         raise OptionError(f"{name} takes one number, as 0.01 or 8/255; got {text!r}")
     return found[0]
+
+
+def radii_of(text: str, name: str) -> list[float]:
+    """Numbers that are not negative."""
+    found = numbers(text, name)
+    if not all(radius >= 0 for radius in found):  # nor NaN
+        raise OptionError(f"{name} must be 0 or more; got {text!r}")
+    return found
+
+
+def radius_of(text: str, name: str) -> float:
+    """One number that is not negative."""
+    number(text, name)
+    return radii_of(text, name)[0]
 
 
 def _number(part: str, text: str, name: str) -> float:

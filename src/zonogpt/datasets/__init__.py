@@ -58,9 +58,11 @@ def check_dataset(value: object) -> None:
 
 def _open(path: Path, model: Model, source: str | None, split: str) -> Dataset:
     if str(path).startswith(zoo.PREFIX):
+        if model.embedding.reads != "images":
+            raise SpecError(f"{path} holds images; {model.name} reads texts: give a file with one example per line")
         return Given.bundled(str(path).removeprefix(zoo.PREFIX))
     if not path.exists():
-        raise SpecError(f"the data {str(path)!r} is not there")
+        raise SpecError(f"there is no file or directory {str(path)!r}")
     if model.embedding.reads == "images":
         if not path.is_dir():
             raise SpecError(f"{path} is a file; {model.name} reads images: give a directory of pictures or MNIST files")

@@ -11,7 +11,7 @@ from zonogpt.model import zoo
 from zonogpt.model.tokenizer import Text
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Given:
     names: Sequence[str]
     inputs: Sequence[Tensor | Text | list[int]]
@@ -32,6 +32,10 @@ class Given:
             seen[label] += 1
         order = [i for _, _, i in sorted(ranks)]
         return Given([f"digit {i}" for i in order], [images[i] for i in order], [int(labels[i]) for i in order])
+
+    def __repr__(self) -> str:
+        named = ", ".join(self.names[:3])
+        return f"Given({len(self)} inputs: {named}{', ...' if len(self) > 3 else ''})"
 
     def __len__(self) -> int:
         return len(self.inputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,63 +26,77 @@ class Line:
     label: str | None
 
 
-def read_lines(file: Path, content: str) -> list[Line]:
-    """Every line that is not empty. SpecError, with its number, for one that is not as the file's name says."""
+def read_lines(file: Path, content: str, names: Collection[str] = ()) -> list[Line]:
+    """Every line that is not empty. SpecError, with its number, for one that is not as the file's name says.
+
+    `names` are those of the labels: in a table without a header they tell which column is the label.
+    """
     name = file.with_suffix("") if file.suffix.lower() == ".gz" else file
-    return READERS.get(name.suffix.lower(), _plain)(file, content)
+    return READERS.get(name.suffix.lower(), _plain)(file, content, names)
 
 
-def _csv(file: Path, content: str) -> list[Line]:
+def _csv(file: Path, content: str, names: Collection[str]) -> list[Line]:
     rows = csv.reader(io.StringIO(content, newline=""), strict=True)
     try:
-        return _columns(file, [(rows.line_num, row) for row in rows if row], "CSV")
+        return _columns(file, [(rows.line_num, row) for row in rows if row], "CSV", names)
     except csv.Error as error:
         raise SpecError(f"{file}, line {rows.line_num} is not CSV: {error}") from error
 
 
-def _tsv(file: Path, content: str) -> list[Line]:
-    return _columns(file, [(n, line.split("\t")) for n, line in _numbered(content)], "TSV")
+def _tsv(file: Path, content: str, names: Collection[str]) -> list[Line]:
+    return _columns(file, [(n, line.split("\t")) for n, line in _numbered(content)], "TSV", names)
 
 
-def _columns(file: Path, rows: list[tuple[int, list[str]]], kind: str) -> list[Line]:
-    """By a header, which names the text (TEXT) and may name a LABEL; without one, a label is the column of integers."""
+def _columns(file: Path, rows: list[tuple[int, list[str]]], kind: str, names: Collection[str]) -> list[Line]:
+    """By a header, which names the text (TEXT) and may name a LABEL. Without one, the column of labels is the one that
+    holds nothing but integers and names of labels."""
     if not rows:
         return []
-    names = [cell.strip().lower() for cell in rows[0][1]]
-    has_header = any(name in TEXT for name in names)
+    header = [cell.strip().lower() for cell in rows[0][1]]
     for number, row in rows:
-        if len(row) != len(names):
-            raise SpecError(f"{file}, line {number} has {len(row)} columns, and line {rows[0][0]} has {len(names)}")
-    if has_header:
-        rows, at = rows[1:], next(k for k, name in enumerate(names) if name in TEXT)
-        label = names.index(LABEL) if LABEL in names else None
-    elif len(names) == 1:
+        if len(row) != len(header):
+            raise SpecError(f"{file}, line {number} has {len(row)} columns, and line {rows[0][0]} has {len(header)}")
+    if any(name in TEXT for name in header):
+        rows, at = rows[1:], next(k for k, name in enumerate(header) if name in TEXT)
+        label = header.index(LABEL) if LABEL in header else None
+    elif LABEL in header:
+        raise SpecError(
+            f"{file} begins with the columns {', '.join(header)}, and none of them is the text: call that one"
+            f" {' or '.join(TEXT)}"
+        )
+    elif len(header) == 1:
         at, label = 0, None
     else:
-        label = _label_column(file, [row for _, row in rows], kind)
+        label = _label_column(file, [row for _, row in rows], kind, names)
         at = 1 - label
     return [Line(n, row[at], None if label is None else row[label]) for n, row in rows]
 
 
-def _label_column(file: Path, rows: list[list[str]], kind: str) -> int:
-    """The only one of two columns that holds nothing but integers."""
-    integers = [k for k in range(len(rows[0])) if all(INTEGER.fullmatch(row[k]) for row in rows)]
-    if len(rows[0]) == 2 and kind == "TSV" and 0 in integers:  # LABEL<TAB>5, a text of one token id
+def _label_column(file: Path, rows: list[list[str]], kind: str, names: Collection[str]) -> int:
+    """The only one of two columns that holds nothing but integers and names of labels."""
+
+    def is_label(cell: str) -> bool:
+        return INTEGER.fullmatch(cell) is not None or cell.strip() in names
+
+    labels = [k for k in range(len(rows[0])) if all(is_label(row[k]) for row in rows)]
+    if len(rows[0]) == 2 and kind == "TSV" and 0 in labels:  # LABEL<TAB>5, a text of one token id
         return 0
-    if len(rows[0]) != 2 or len(integers) != 1:
+    if len(rows[0]) != 2 or len(labels) != 1:
         raise SpecError(
             f"{file} is {kind} without a header, and it is not clear which of its {len(rows[0])} columns is the text"
             f" and which the label: begin it with a line such as label{',' if kind == 'CSV' else '<TAB>'}text"
         )
-    return integers[0]
+    return labels[0]
 
 
-def _jsonl(file: Path, content: str) -> list[Line]:
+def _jsonl(file: Path, content: str, names: Collection[str]) -> list[Line]:
     return [_object(file, number, line) for number, line in _numbered(content)]
 
 
 def _object(file: Path, number: int, line: str) -> Line:
-    wanted = '{"text": "a film", "label": 1} or {"ids": [5, 17, 3], "label": 1}, the label an integer or left out'
+    wanted = (
+        '{"text": "a film", "label": 1} or {"ids": [5, 17, 3], "label": 1}, the label an integer, a name, or left out'
+    )
     try:
         found = parse_json(line)
     except ValueError as error:
@@ -101,10 +115,10 @@ def _is_text(key: str, value: Any) -> bool:
 
 
 def _is_label(value: Any) -> bool:
-    return value is None or type(value) is int
+    return value is None or type(value) is int or isinstance(value, str)
 
 
-def _plain(file: Path, content: str) -> list[Line]:
+def _plain(file: Path, content: str, names: Collection[str]) -> list[Line]:
     """LABEL<TAB>TEXT, or texts alone; lines that look like one of the other kinds are refused."""
     numbered = _numbered(content)
     labelled = ["\t" in line for _, line in numbered]
@@ -151,6 +165,6 @@ def _numbered(content: str) -> list[tuple[int, str]]:
     return [(n, line.rstrip("\r")) for n, line in enumerate(content.split("\n"), start=1) if line.strip()]
 
 
-READERS: dict[str, Callable[[Path, str], list[Line]]] = {
+READERS: dict[str, Callable[[Path, str, Collection[str]], list[Line]]] = {
     ".csv": _csv, ".tsv": _tsv, ".jsonl": _jsonl, ".ndjson": _jsonl,
 }  # fmt: skip

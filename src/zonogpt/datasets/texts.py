@@ -31,7 +31,7 @@ class TextLines:
             content = read_text(file, "utf-8-sig")
         except (OSError, ValueError) as error:
             raise SpecError(f"{file} is not a readable text in UTF-8: {error}") from error
-        lines = read_lines(file, content)
+        lines = read_lines(file, content, model.labels or ())
         if not lines:
             raise SpecError(f"{file} holds no examples; write one per line, as LABEL<TAB>TEXT")
         tokenizer = None

@@ -94,5 +94,6 @@ def where_lost(tape: Tape, b: int) -> str:
         linear = float(dual_norm(z.G[b], z.p, -2).mean())
         error = float(coordinate_radius(z.Q[b]).mean())
         if error > linear > 0:
-            return f"precision is lost in block {t} ({step.kind}): error {error / linear:.2g} times the linear part"
+            times = f"{error / linear:.2g} times"
+            return f"precision is lost in block {t} ({step.kind}), where the error is {times} the linear part"
     return ""

@@ -33,14 +33,14 @@ def find(source: str | Path) -> Path:
     if folder.exists():
         raise ModelError(f"{source} is a file; give the directory that save_pretrained wrote")
     if not HUB_NAME.fullmatch(str(source)) or str(source).startswith("."):
-        raise ModelError(f"no directory {source}")
+        raise ModelError(f"there is no directory {source}; give one that save_pretrained wrote, or a name on the hub")
     try:
         # .bin weights are left out on purpose: they are pickles, and refused below.
         return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors", "merges.txt"]))
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
-            f"{source} is no directory here, and as a hub name it could not be fetched or found in the cache: {reason}"
+            f"{source} is not a directory here, and the hub could not deliver a model of that name: {reason}"
         ) from error
 
 

@@ -173,14 +173,16 @@ def check_model(model: object) -> None:
 def image_embedding(model: Model) -> ImageEmbedding:
     """SpecError if the model reads texts."""
     if not isinstance(model.embedding, ImageEmbedding):
-        raise SpecError(f"{model.name} reads token ids, not images; use embedding_ball (--ids on the command line)")
+        raise SpecError(
+            f"{model.name} reads texts, not images; use embedding_ball (--text or --ids on the command line)"
+        )
     return model.embedding
 
 
 def token_embedding(model: Model) -> TokenEmbedding:
     """SpecError if the model reads images."""
     if not isinstance(model.embedding, TokenEmbedding):
-        raise SpecError(f"{model.name} reads images, not token ids; use image_ball (--image on the command line)")
+        raise SpecError(f"{model.name} reads images, not texts; use image_ball (--image on the command line)")
     return model.embedding
 
 
@@ -199,6 +201,7 @@ def as_image(model: Model, image: object) -> Tensor:
     """`image` in float64 on the model's device, or SpecError if it is not an image for this model."""
     check_model(model)
     image_size = image_embedding(model).image_size
+    kind = str(getattr(image, "dtype", ""))
     try:
         tensor = torch.as_tensor(image)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -209,7 +212,9 @@ def as_image(model: Model, image: object) -> Tensor:
             f"the image has shape {tuple(tensor.shape)}; this model reads {image_size} (height, width), one channel"
         )
     if not tensor.is_floating_point():
-        raise SpecError(f"the image has dtype {tensor.dtype}; pixels must be floats in [0, 1] (divide bytes by 255)")
+        raise SpecError(
+            f"the image has dtype {kind or tensor.dtype}; pixels must be floats in [0, 1] (divide bytes by 255)"
+        )
     tensor = tensor.to(torch.float64)
     if not bool(((tensor >= 0) & (tensor <= 1)).all()):  # NaN fails this too
         raise SpecError(
@@ -225,6 +230,8 @@ def as_ids(model: Model, ids: object) -> Tensor:
     """
     check_model(model)
     embedding = token_embedding(model)
+    if isinstance(ids, str):
+        raise SpecError("a text is read by zonogpt.text(model, ...); token ids are a list of integers")
     try:
         tensor = torch.as_tensor(ids.ids if isinstance(ids, Text) else ids)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -47,7 +47,9 @@ class Text(Sequence[int]):
             found_at = re.finditer(rf"{left}(?={re.escape(word)}{right})", self.content) if word else ()
             places = [(match.start(), match.start() + len(word)) for match in found_at]
             if not places:
-                raise SpecError(f"the word {word!r} does not occur in the text {self.content!r}")
+                raise SpecError(
+                    f"the word {word!r} does not occur in the text {self.content!r}; words are whole, and case counts"
+                )
             # A token's span may begin at the space before the word.
             found |= {i for i, (a, b) in enumerate(self.spans) for start, end in places if a < end and b > start}
         return tuple(sorted(found))
@@ -83,6 +85,8 @@ class Tokenizer:
         """As transformers' pipelines read it, special tokens included."""
         if not isinstance(content, str):
             raise SpecError(f"a text is one string; got {type(content).__name__}")
+        if not content:
+            raise SpecError("the text is empty")
         try:
             encoded = self._tokenizer(content, return_offsets_mapping=True, return_special_tokens_mask=True)
         except Exception as error:

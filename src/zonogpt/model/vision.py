@@ -32,6 +32,11 @@ class GPT2ForImageClassification(GPT2PreTrainedModel):  # type: ignore[misc]
     def forward(
         self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Any
     ) -> ImageClassifierOutput:  # pixel_values (batch, height, width)
+        if pixel_values.dim() > 3 or pixel_values.shape[-2:] != (self.height, self.width):
+            raise ValueError(
+                f"pixel_values has shape {tuple(pixel_values.shape)}; this model reads (batch, {self.height},"
+                f" {self.width}), one channel"
+            )
         rows, columns = self.height // self.patch_height, self.width // self.patch_width
         grid = pixel_values.reshape(-1, rows, self.patch_height, columns, self.patch_width)
         patches = grid.transpose(2, 3).reshape(-1, rows * columns, self.patch_height * self.patch_width)

@@ -30,7 +30,7 @@ MEMORY_BYTES = 1 << 30  # about what the points that move together may take
 OnShare = Callable[[float], None]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Attack(ByValue):
     """What a search has seen; tensors are in float64 on the CPU.
 
@@ -47,6 +47,9 @@ class Attack(ByValue):
     def broken(self) -> bool:
         """Whether the claim fails at `input`."""
         return self.lowest <= 0
+
+    def __repr__(self) -> str:
+        return f"Attack({'broken' if self.broken else 'not broken'}: the lowest value found is {self.lowest:.4g})"
 
 
 @torch.inference_mode(False)

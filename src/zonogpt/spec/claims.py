@@ -251,7 +251,7 @@ def top_claim(label: int, n_outputs: int, k: object, name: str | None = None) ->
     above = margin_claim(label, n_outputs, name)
     count = operator.index(k) if hasattr(k, "__index__") and not isinstance(k, bool) else 0
     if not 1 <= count < n_outputs:
-        raise SpecError(f"top_k must lie in 1..{n_outputs - 1}, or the claim says nothing; got {k!r}")
+        raise SpecError(f"top_k must lie in 1..{n_outputs - 1}, below the number of outputs; got {k!r}")
     return above if count == 1 else TopClaim(above, count)
 
 

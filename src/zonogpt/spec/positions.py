@@ -37,7 +37,9 @@ class Positions:
             return Positions("listed", listed=tuple(int(part) for part in text.split(",")))
         if text.startswith("words:"):
             return Positions("words", words=tuple(text.removeprefix("words:").split(",")))
-        raise OptionError(f"positions are last, all, random:2 (any number) or a list as 1,4; got {text!r}")
+        raise OptionError(
+            f"positions are last, all, random:2 (any number) or a list as 1,4; got {text!r}. Words are named by --words"
+        )
 
     def of(self, text: object, n_read: int, seed: int = 0, index: int = 0) -> list[int]:
         """For the text `index`, of which `n_read` tokens are read. Random ones depend on seed and index only."""

@@ -188,6 +188,10 @@ def check_radius(radius: object) -> float:
         value = math.nan if isinstance(radius, bool) or not isinstance(radius, Real) else float(radius)
     except OverflowError:
         value = math.inf
+    if isinstance(radius, str):
+        raise SpecError(f"the radius must be a number, not a string: {radius} without quotes")
+    if value < 0:
+        raise SpecError(f"the radius must be 0 or more; got {radius!r}")
     if not 0 <= value <= LARGEST:  # NaN is not
         raise SpecError(f"the radius must lie in 0..{LARGEST:g}; got {radius!r}")
     return value

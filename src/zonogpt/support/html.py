@@ -9,11 +9,12 @@ STYLE = "border-collapse:collapse;font-variant-numeric:tabular-nums"
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> str:
-    """Text on the left, numbers on the right; every cell is text, whatever is in it."""
+    """Text on the left, numbers on the right; every cell is text, whatever is in it. No headings, no header row."""
     above = f"<caption style='text-align:left'>{escape(caption)}</caption>" if caption else ""
     head = "".join(f"<th style='text-align:left'>{escape(heading)}</th>" for heading in headings)
+    head = f"<thead><tr>{head}</tr></thead>" if headings else ""
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
-    return f"<table style='{STYLE}'>{above}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<table style='{STYLE}'>{above}{head}<tbody>{body}</tbody></table>"
 
 
 def _cell(value: object) -> str:

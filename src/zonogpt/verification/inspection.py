@@ -26,7 +26,7 @@ from zonogpt.verification.options import as_dtype, check_limits
 SECONDS_PER_BLOCK, SHARE_OF_SPEED = 0.012, 0.6
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Inspection:
     """What a model is, and what a run will need.
 
@@ -67,6 +67,16 @@ class Inspection:
     generator_limit: int
     plans: dict[str, Plan]
     seconds: float | None
+
+    def __repr__(self) -> str:
+        need = ""
+        if "E" in self.plans:
+            need = (
+                f"; for {self.tokens} tokens, {self.moving} of which move, method E needs about"
+                f" {self.plans['E'].peak_bytes / 2**30:.2f} GiB, and {self.free_bytes / 2**30:.2f} GiB are free"
+            )
+        about = f"{self.n_layers} layers, width {self.width}, {self.n_heads} heads"
+        return f"Inspection({self.architecture}, {self.n_parameters:,} parameters: {about}{need})"
 
 
 def inspect(

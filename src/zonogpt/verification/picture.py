@@ -1,27 +1,40 @@
-"""A result as a picture: its margins, and what took from them."""
+"""A result as a picture: its margins, and what took from them; or the counterexample."""
 
 from __future__ import annotations
 
 import math
+import textwrap
 from typing import Any
 
 from zonogpt.support.plotting import INK, STYLE, method_colour, rc_context, subplots
 from zonogpt.verification.result import Result
 
 MOST_ROWS = 20  # margins that are shown: the lowest
+FEWEST_BARS = 4  # room for so many, so that a single bar is no block
+NOT_PROVED = "#b9bfc4"
 
 
 def result_figure(result: Result) -> Any:
-    """Margins as bars, the lowest first; of method E beside them what each block takes from them."""
+    """Margins as bars, the lowest first; beside them, for method E, what each block takes from them. A falsified result
+    shows its counterexample instead."""
     shares = block_losses(result)
+    two = bool(shares) and result.counterexample is None
     with rc_context(STYLE):
-        figure, axes = subplots(1, 2 if shares else 1, figsize=(9.0 if shares else 5.0, 4.2),
-                                    squeeze=False)  # fmt: skip
-        _margins(axes[0, 0], result)
-        if shares:
+        figure, axes = subplots(1, 2 if two else 1, figsize=(9.0 if two else 6.0, 4.2), squeeze=False)
+        if result.counterexample is not None:
+            _counterexample(axes[0, 0], result)
+        else:
+            _margins(axes[0, 0], result)
+        if two:
             _losses(axes[0, 1], shares, result.method)
-        figure.suptitle(f"{result.verdict}: {result.claim}", ha="left", x=0.01)
+        title = f"{result.verdict}\n{result.claim}, {result.reach}, method {result.method}"
+        figure.suptitle(plain(title), ha="left", x=0.01)
     return figure
+
+
+def plain(text: str) -> str:
+    """Without formulas: matplotlib reads what is between dollars as one."""
+    return text.replace("$", r"\$")
 
 
 def block_losses(result: Result) -> list[tuple[str, float]]:
@@ -35,29 +48,54 @@ def block_losses(result: Result) -> list[tuple[str, float]]:
     return list(found.items())
 
 
+def _counterexample(ax: Any, result: Result) -> None:
+    """An image as it is; of a text, whose tokens have no picture, what the model says of it."""
+    assert result.counterexample is not None
+    if result.about.get("input", {}).get("kind") == "image":
+        ax.imshow(result.counterexample, cmap="gray", vmin=0.0, vmax=1.0)
+        answer = "" if result.answer is None else f", which the model answers with {answer_of(result)}"
+        ax.set_title(plain(f"An input of the set{answer}"), loc="left")
+    else:
+        ax.text(0, 1, plain("\n".join(textwrap.wrap(result.reason, 60))), va="top")
+    ax.set_axis_off()
+
+
+def answer_of(result: Result) -> str:
+    return str(result.answer) if result.answer_name is None else f"{result.answer} ({result.answer_name!r})"
+
+
 def _margins(ax: Any, result: Result) -> None:
     margins = result.margins.tolist()
     lowest = sorted(range(len(margins)), key=lambda k: margins[k])[:MOST_ROWS]
     values = [margins[k] if math.isfinite(margins[k]) else 0.0 for k in lowest]
-    ax.barh(range(len(lowest)), values, color=method_colour(result.method))
-    ax.set_yticks(range(len(lowest)), [row_name(result, k) for k in lowest])
-    ax.invert_yaxis()
+    colours = [method_colour(result.method) if margins[k] > 0 else NOT_PROVED for k in lowest]
+    ax.barh(range(len(lowest)), values, color=colours)
+    ax.set_yticks(range(len(lowest)), [plain(row_name(result, k)) for k in lowest])
+    _room_for_bars(ax, len(lowest))
     ax.axvline(0, color=INK, lw=1)
     of = f", the lowest of {len(margins)}" if len(margins) > len(lowest) else ""
     ax.set(xlabel=f"certified margin{of}", ylabel="rival" if result.label is not None else "row of the claim")
-    ax.set_title("Above 0 is proved", loc="left")
+    ax.set_title("Certified margins: above 0 is proved", loc="left")
 
 
 def row_name(result: Result, row: int) -> str:
-    """Rivals are the outputs in order, without the label."""
+    """Rivals are the outputs in order, without the label; they have the names that the model's config gives them."""
     if result.label is None:
         return str(row)
-    return str(row if row < result.label else row + 1)
+    number = row if row < result.label else row + 1
+    labels = result.about.get("model", {}).get("labels")
+    return str(number) if labels is None else labels[number]
 
 
 def _losses(ax: Any, shares: list[tuple[str, float]], method: str) -> None:
     ax.barh(range(len(shares)), [loss for _, loss in shares], color=method_colour(method))
     ax.set_yticks(range(len(shares)), [place for place, _ in shares])
-    ax.invert_yaxis()
-    ax.set(xlabel="taken from the margins, mean over the rows")
+    _room_for_bars(ax, len(shares))
+    ax.set(xlabel="taken from a margin, mean over all rows")
     ax.set_title("Where margin is lost", loc="left")
+
+
+def _room_for_bars(ax: Any, count: int) -> None:
+    """The first on top, and a few numbers on the axis, so that they do not touch."""
+    ax.set_ylim(max(count, FEWEST_BARS) - 0.5, -0.5)
+    ax.locator_params(axis="x", nbins=5)

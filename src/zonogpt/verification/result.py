@@ -17,7 +17,7 @@ from zonogpt.methods.ledger import Guarantee, Ledger, LedgerEntry
 from zonogpt.model.arithmetic import Arithmetic, meaning
 from zonogpt.support import html
 from zonogpt.support.files import parse_json
-from zonogpt.support.numbers import exact
+from zonogpt.support.numbers import exact, norm_name
 from zonogpt.support.tensors import ByValue
 from zonogpt.verification.subject import Subject
 
@@ -29,19 +29,19 @@ SCHEMA = "zonogpt-result-1"  # described by schemas/result.json beside this file
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result(ByValue):
-    """A verdict and all that belongs to it.
+    """A verdict and its details.
 
     status: "verified", "falsified", "unknown" or "timeout"; `verified` says the first of these as a bool.
     margins: (K,) certified lower bounds, one for each row of the claim, in float64 on the CPU: by default the label's
         output minus each rival's, rivals in increasing order. -inf where nothing is certified.
-    reason: one sentence for people.
-    method: by which the bounds were computed.
-    radius: None where the input set is a box that is no ball.
+    reason: a one-sentence explanation.
+    method: the method that computed the bounds.
+    radius, norm: of the ball; the norm is "inf", "2" or "1". None where the input set is a box that is no ball.
     label, label_name: the output that is to stay the largest, None where the claim is another; and what it is called,
         by config.id2label or by what a token spells.
     seconds: what the verdict took, without the hint.
     peak_bytes: peak memory of the process (CPU) or of the device during the run.
-    dtype: of generators and tangents; all else is in float64.
+    dtype: of generators and tangents; everything else is in float64.
     device: where it was computed.
     arithmetic: what the verdict is about: "real", or "float32" for every execution in it.
     guarantee: "bounded", or "estimated" for methods that only estimate their own rounding: deepz, crown, covenn.
@@ -73,6 +73,7 @@ class Result(ByValue):
     claim: str = "linear claim"
     weights: str = "float32"
     stored: str = "float32"
+    norm: str | None = None
     label_name: str | None = None
     counterexample: Tensor | None = None
     answer: int | None = None
@@ -98,6 +99,13 @@ class Result(ByValue):
         return f"{self.status} ({basis(self.guarantee, self.arithmetic)})" if self.verified else self.status
 
     @property
+    def reach(self) -> str:
+        """How far the input may move: "l∞ radius 0.002", or "a box"."""
+        if self.radius is None:
+            return "a box"
+        return f"{norm_name(self.norm)} radius {exact(self.radius)}" if self.norm else f"radius {exact(self.radius)}"
+
+    @property
     def meaning(self) -> str:
         """What a verdict is about, in words: which arithmetic, with which weights."""
         return meaning(self.arithmetic, self.weights, self.stored)
@@ -108,17 +116,17 @@ class Result(ByValue):
         return self.subject.plain
 
     def __repr__(self) -> str:
-        reach = "a box" if self.radius is None else f"radius {exact(self.radius)}"
         took = f"{self.seconds:.2f} s" + ("" if self.hint_seconds is None else f" and {self.hint_seconds:.2f} s (hint)")
-        return f"Result({self.verdict}; {self.claim}, {reach}, method {self.method}, {took}\n  {self.reason})"
+        return f"Result({self.verdict}; {self.claim}, {self.reach}, method {self.method}, {took}\n  {self.reason})"
 
     def _repr_html_(self) -> str:
-        reach = None if self.radius is None else exact(self.radius)
         rows: list[tuple[str, object]] = [
             ("verdict", self.verdict),
             ("claim", self.claim),
-            ("radius", reach),
-            ("lowest margin", float(self.margins.min())),
+            ("input set", self.reach),
+            ("answer", self.answer if self.answer_name is None else f"{self.answer} ({self.answer_name!r})")
+            if self.counterexample is not None
+            else ("lowest margin", float(self.margins.min())),
             ("method", self.method),
             ("seconds", self.seconds),
             ("reason", self.reason),
@@ -127,7 +135,7 @@ class Result(ByValue):
         text = ""
         if moved.get("tokens") is not None:
             text = f"<p>{html.marked(moved['tokens'], [token['position'] for token in moved['moved']])}</p>"
-        return text + html.table(("", ""), rows)
+        return text + html.table((), rows)
 
     def plot(self) -> Any:
         """A matplotlib figure: the certified margins, and of method E what each block takes from them."""
@@ -238,6 +246,7 @@ READ: dict[str, Callable[[Any], Any]] = {
     "reason": _text,
     "method": _text,
     "radius": _optional(_number),
+    "norm": _optional(_text),
     "label": _optional(_whole),
     "seconds": _number,
     "peak_bytes": _whole,

@@ -161,6 +161,7 @@ class Verification:
             reason="",
             method=self.options.method,
             radius=spec.radius,
+            norm=None if spec.input.ball is None else f"{spec.input.ball.norm:g}",
             label=spec.label,
             seconds=0.0,
             peak_bytes=peak_bytes(self.session.device),

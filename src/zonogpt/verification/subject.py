@@ -80,6 +80,7 @@ def about_model(model: Model) -> dict[str, Any]:
         "digest": weights_digest(model),
         "files": files,
         "files_changed": changed,
+        "labels": None if model.labels is None else list(model.labels),
         "weights": model.weights,
         "stored": model.stored,
     }

@@ -23,6 +23,10 @@ def judge(claim: Claim, margins: Tensor) -> tuple[Status, str]:
         held = len(margins) - failed
         return ("verified" if proved else "unknown"), f"{held} of {len(margins)} rivals are certified to stay below"
     worst = margins[int(margins.argmin())]
+    if len(margins) == 1:
+        if proved:
+            return "verified", f"the margin is certified positive: at least {worst:.4g}"
+        return "unknown", f"the margin is not certified; its lower bound is {worst:.4g}"
     if proved:
         return "verified", f"every margin is certified positive; the smallest is {worst:.4g}"
     return "unknown", f"{failed} of {len(margins)} margins are not certified; the lowest bound is {worst:.4g}"

@@ -20,7 +20,7 @@ from zonogpt.model.ir import Model
 from zonogpt.studies.accuracy.certification import Certification, certify
 from zonogpt.studies.accuracy.table import AccuracyLine, as_csv
 from zonogpt.support.files import write_whole
-from zonogpt.support.numbers import norm_name
+from zonogpt.support.numbers import exact
 from zonogpt.support.optional import require_plots
 from zonogpt.verification.result import basis
 
@@ -49,7 +49,7 @@ def answer(
                 positions=chosen.positions, each=chosen.each, attack=attack, out=files.out, engine=engine,
                 workers=workers, watcher=watcher, **run.options,
             )  # fmt: skip
-    print(headline(found.table), file=out)
+    print(headline(found), file=out)
     if not files.quiet:
         print_table(as_table(found.table), out)
         for line in describe_moved(found.rows, chosen.each):
@@ -66,19 +66,21 @@ def write(found: Certification, net: Model, name: str, files: Files) -> bool:
         from zonogpt.studies.accuracy.figure import draw_accuracy  # matplotlib is slow to import
 
         done.append(attempt(write_whole, out / "table.csv", as_csv(found.table)))
-        ball = norm_name(found.settings.norm)
-        title = f"{Path(name).name}: accuracy under {ball} changes, method {found.settings.method}"
-        done.append(attempt(draw_accuracy, found.table, title, out / "certified.png", found.settings.norm))
+        title = f"{Path(name).name}: accuracy under {found.changes}, method {found.settings.method}"
+        done.append(
+            attempt(draw_accuracy, found.table, title, out / "certified.png", found.settings.norm, found.counted)
+        )
     if files.json is not None:
         done.append(attempt(write_json, files.json, study_json(net, found.settings, found.table, found.rows)))
     return all(done)
 
 
-def headline(lines: Sequence[AccuracyLine]) -> str:
+def headline(found: Certification) -> str:
     """Every radius, in one line."""
+    lines = found.table
     first = lines[0]
-    certified = f"{first.certified} of {first.examples} at radius {first.radius:g}"
-    certified += "".join(f", {line.certified} at {line.radius:g}" for line in lines[1:])
+    certified = f"{first.certified} of {found.counted} at radius {exact(first.radius)}"
+    certified += "".join(f", {line.certified} at {exact(line.radius)}" for line in lines[1:])
     clean = "no labels" if first.clean is None else f"clean {first.clean}"
     survived = [str(line.survived) for line in lines if line.survived is not None]
     attack = f"survived the attack {', '.join(survived)}" if survived else "not attacked"
@@ -92,5 +94,5 @@ def as_table(lines: Sequence[AccuracyLine]) -> Table:
     for line in lines:
         counts = (line.clean, line.certified, line.survived, line.unknown)
         shown = ["-" if count is None else str(count) for count in counts]
-        table.add_row(f"{line.radius:g}", *shown, "-" if line.seconds is None else f"{line.seconds:.2f}")
+        table.add_row(exact(line.radius), *shown, "-" if line.seconds is None else f"{line.seconds:.2f}")
     return table

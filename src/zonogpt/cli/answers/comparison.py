@@ -22,7 +22,7 @@ from zonogpt.studies.radii.comparison import Comparison, compare
 from zonogpt.studies.radii.rows import ATTACK
 from zonogpt.studies.radii.table import MethodLine, as_csv, tabulate
 from zonogpt.support.files import write_whole
-from zonogpt.support.numbers import norm_name
+from zonogpt.support.numbers import exact, norm_name
 from zonogpt.support.optional import require_plots
 
 
@@ -102,7 +102,7 @@ def as_table(lines: Sequence[MethodLine], grid: Sequence[float]) -> Table:
         padding=(0, 1),
     )
     table.add_column("method", no_wrap=True)
-    for heading in (*(f"{radius:g}" for radius in grid), "radius", "s / run", "MiB"):
+    for heading in (*map(exact, grid), "radius", "s / run", "MiB"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("rounding", no_wrap=True)
     early = any(line.stopped for line in lines)

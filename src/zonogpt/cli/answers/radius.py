@@ -23,7 +23,7 @@ from zonogpt.studies.radii.comparison import Comparison, compare
 from zonogpt.studies.radii.rows import ATTACK
 from zonogpt.studies.radii.table import InputLine, by_input, inputs_as_csv
 from zonogpt.support.files import write_whole
-from zonogpt.support.numbers import norm_name
+from zonogpt.support.numbers import exact, norm_name
 from zonogpt.support.optional import require_plots
 from zonogpt.verification.result import basis
 
@@ -84,9 +84,9 @@ def headline(lines: Sequence[InputLine]) -> str:
     tried = [line for line in lines if line.status != "misclassified"]
     if len(lines) == 1 and tried:
         line = tried[0]
-        certified = f"certified {line.certified:g}" if line.certified else "certified none"
-        certified += "" if line.status == "done" else f" so far, stopped by {line.status}"
-        return certified + ("" if line.attacked is None else f", {said(line.attacked)}") + proofs
+        certified = f"certified {exact(line.certified)}" if line.certified else "certified none of the radii tried"
+        broken = "" if line.attacked is None else f", {said(line.attacked)}"
+        return certified + broken + ("" if line.status == "done" else f", stopped early by {line.status}") + proofs
     proved = [line.certified for line in tried if line.certified > 0]
     wrong = f", {len(lines) - len(tried)} misclassified" if len(tried) < len(lines) else ""
     early = sum(line.status != "done" for line in tried)
@@ -94,12 +94,12 @@ def headline(lines: Sequence[InputLine]) -> str:
     if not proved:
         return f"certified none of {len(lines)}{wrong}{proofs}"
     mean = math.exp(sum(map(math.log, proved)) / len(proved))
-    radii = f"{min(proved):g} to {max(proved):g}, geometric mean {mean:.3g}"
+    radii = f"{exact(min(proved))} to {exact(max(proved))}, geometric mean {mean:.3g}"
     return f"certified {len(proved)} of {len(lines)}: {radii}{wrong}{proofs}"
 
 
 def said(attacked: float) -> str:
-    return "not broken" if math.isinf(attacked) else f"broken at {attacked:g}"
+    return "not broken" if math.isinf(attacked) else f"broken at {exact(attacked)}"
 
 
 def as_table(lines: Sequence[InputLine], net: Model) -> Table:
@@ -114,10 +114,10 @@ def as_table(lines: Sequence[InputLine], net: Model) -> Table:
         if line.status == "misclassified":
             table.add_row(*cells, "misclassified", "", "", "")
             continue
-        certified = f"{line.certified:g}" if line.certified else "none"
+        certified = exact(line.certified) if line.certified else "none"
         if line.status != "done":
             certified += f" ({line.status})"
-        broken = "-" if line.attacked is None else "none" if math.isinf(line.attacked) else f"{line.attacked:g}"
+        broken = "-" if line.attacked is None else "none" if math.isinf(line.attacked) else exact(line.attacked)
         known = line.certified > 0 and line.attacked is not None and line.attacked < math.inf
         ratio = f"{line.attacked / line.certified:.1f}" if known and line.attacked is not None else "-"
         table.add_row(*cells, certified, broken, ratio, f"{line.seconds:.1f}")

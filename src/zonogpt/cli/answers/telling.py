@@ -12,7 +12,6 @@ from zonogpt.spec.spec import Spec
 from zonogpt.studies.accuracy.rows import AccuracyRow
 from zonogpt.studies.examples import tokens_called
 from zonogpt.studies.radii.rows import RadiusRow
-from zonogpt.support.numbers import exact
 from zonogpt.verification.result import Result
 from zonogpt.verification.witness import moved_tokens
 
@@ -20,19 +19,18 @@ MOST_SHOWN = 12  # tokens whose scale is told; the others are only named
 
 
 def describe(result: Result) -> str:
-    reach = "a box" if result.radius is None else f"radius {exact(result.radius)}"
     took = f"{result.seconds:.2f} s"
     if result.hint_seconds is not None:
         took += f" and {result.hint_seconds:.2f} s for the hint"
     lines = [
         result.reason,
-        f"{result.claim}, {reach}, method {result.method}, {result.dtype} on {result.device},"
+        f"{result.claim}, {result.reach}, method {result.method}, {result.dtype} on {result.device},"
         f" {took}, peak {result.peak_bytes / 2**20:.0f} MiB",
     ]
     if result.verified:
         proved = "this holds for" if result.guarantee == "bounded" else "this holds, if rounding is as estimated, for"
         lines.insert(1, f"{proved} {result.meaning}")
-    if result.ledger.entries:
+    if result.ledger.entries and (result.verified or result.method != "E"):  # else the reason says where it was lost
         lines.append(largest_loss(result))
     return "\n".join(lines)
 
@@ -74,21 +72,27 @@ def describe_moved(rows: Sequence[AccuracyRow | RadiusRow], each: bool) -> list[
 def said_of_scale(scale: TokenScale, ball: Ball) -> str:
     """How far the radius is for this token."""
     of_length, of_distance = scale.shares(ball.radius)
-    said = f"by up to {percent(of_length)} of its norm ({ball.kind})"
+    of = "of its norm" if of_length <= 10 else "its norm"
+    said = f"by up to {percent(of_length)} {of} ({ball.kind})"
     if scale.nearest is None:
         return said
-    nearest = scale.nearest if scale.nearest_token is None else repr(scale.nearest_token)
+    nearest = f"id {scale.nearest}" if scale.nearest_token is None else repr(scale.nearest_token)
+    if of_distance >= 1:
+        return f"{said}, which is beyond the nearest other token, {nearest}"
     return f"{said}, {percent(of_distance)} of the way to the nearest other token, {nearest}"
 
 
 def percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
+    """ "14.1 %"; of more than ten times, "12.3 times"."""
+    return f"{100 * share:.3g} %" if share <= 10 else f"{share:.3g} times"
 
 
-def describe_witness(net: Model, spec: Spec, result: Result) -> str:
-    """Where and how far the input moved."""
+def describe_witness(net: Model, spec: Spec, result: Result) -> list[str]:
+    """Where and how far the input moved; nothing where it did not."""
     assert result.counterexample is not None
     change = result.counterexample - spec.input.anchor.cpu()
+    if not change.any():
+        return []
     if spec.input.embed.positions is not None:
         lines = []
         for moved in moved_tokens(net, spec, result.counterexample):
@@ -105,7 +109,7 @@ def describe_witness(net: Model, spec: Spec, result: Result) -> str:
         lines = [
             f"{n} of {change.numel()} pixels change, pixel ({row}, {column}) most: {float(change[row, column]):+.3g}"
         ]
-    return "\n".join(lines)
+    return lines
 
 
 def largest_loss(result: Result) -> str:
@@ -115,5 +119,5 @@ def largest_loss(result: Result) -> str:
     worst = max(fresh, key=lambda e: e.width)
     place = f"{worst.step} of " + ("the head" if worst.kind == "head" else f"block {worst.block} ({worst.kind})")
     if result.method == "E":
-        return f"largest loss: {place} takes {worst.width:.3g} off the margins (mean over rivals)"
+        return f"largest error: {place} takes {worst.width:.3g} from a margin (mean over all rows)"
     return f"widest new error: {place}, {worst.width:.3g} per feature"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
@@ -27,6 +28,7 @@ from zonogpt.model.ir import Model
 from zonogpt.spec.answer import Asked
 from zonogpt.spec.spec import Spec, embedding_ball, image_ball
 from zonogpt.support.files import parse_json, read_text
+from zonogpt.support.numbers import exact
 from zonogpt.support.optional import require_plots
 from zonogpt.verification.certificate import write_certificate
 from zonogpt.verification.result import Result
@@ -75,7 +77,9 @@ def answer(
     if not files.quiet:
         lines = [describe(result), *describe_moves(net, spec)]
         if result.status == "falsified":
-            lines.append(describe_witness(net, spec, result))
+            lines += describe_witness(net, spec, result)
+        elif result.status == "unknown" and result.hint_seconds is None and result.method == "E" and result.radius:
+            lines.append("--hint looks for a smaller radius that is certified; `zonogpt radius` for the largest")
         print("\n".join(lines), file=out)
     out.flush()  # the verdict is out, whatever becomes of the files
     said = []
@@ -108,8 +112,8 @@ def tell_many(results: Sequence[Result], specs: Sequence[Spec], net: Model, file
         for heading in ("lowest margin", "certified", "s"):
             table.add_column(heading, justify="right", no_wrap=True)
         for spec, result in zip(specs, results, strict=True):
-            smaller = "" if result.certified_radius is None else f"{result.certified_radius:g}"
-            certified = f"{result.radius:g}" if result.verified else smaller
+            smaller = "" if result.certified_radius is None else exact(result.certified_radius)
+            certified = exact(result.radius or 0.0) if result.verified else smaller
             margin = "" if result.status == "falsified" else f"{float(result.margins.min()):.4g}"
             table.add_row(moving(net, spec), result.status, margin, certified or "-", f"{result.seconds:.2f}")
         print_table(table, out)
@@ -142,8 +146,10 @@ def certified(net: Model, spec: Spec, result: Result, file: Path, check: bool, q
 
 def saved(spec: Spec, result: Result, file: Path | None) -> list[str]:
     """Writes the counterexample, if that is wanted; the line that says so."""
+    assert result.counterexample is not None
     if file is None:
-        return ["--counterexample FILE.npz saves it"]
+        unmoved = torch.equal(result.counterexample, spec.input.anchor.cpu())
+        return [] if unmoved else ["--counterexample FILE.npz saves it"]
     files: list[Path] = []
     attempt(lambda: files.extend(save_witness(spec, result, file)))
     return [f"saved: {' and '.join(map(str, files))}"] if files else []

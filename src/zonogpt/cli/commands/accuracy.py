@@ -9,7 +9,7 @@ import typer
 
 from zonogpt.cli import options
 from zonogpt.cli.asking import Files, Inputs, Run
-from zonogpt.cli.options import DATA_HELP, INPUT, RUN, check_writable, numbers
+from zonogpt.cli.options import DATA_HELP, INPUT, RUN, check_writable, radii_of
 from zonogpt.cli.progress import loading
 
 EXAMPLES = """
@@ -60,7 +60,7 @@ def certify(
     130 stopped by Ctrl-C.
     """
     check_writable(json)
-    radii = numbers(radius, "--radius")
+    radii = radii_of(radius, "--radius")
     inputs = Inputs(data, None, None, None, positions, words, each, split, count, skip, norm, seed)
     run = Run(method, seed, timeout, device, dtype, arithmetic, budget)
 

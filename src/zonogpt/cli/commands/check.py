@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from zonogpt.cli import options
+from zonogpt.errors import OptionError
 
 EXAMPLES = """
 Example:\n
@@ -25,6 +26,9 @@ def check(
 
     Exit code: 0 valid, 1 invalid (the first line that does not hold is named), 2 unreadable.
     """
+    if certificate.is_dir():
+        raise OptionError(f"{certificate} is a directory; the certificate comes first: zonogpt check CERTIFICATE MODEL")
+
     from zonogpt.model.checkpoint import find
     from zonogpt_check.__main__ import main
 

@@ -8,7 +8,7 @@ import typer
 
 from zonogpt.cli import options
 from zonogpt.cli.asking import Files, Inputs, Run
-from zonogpt.cli.options import ATTACK, INPUT, METHOD_NAMES, RUN, check_writable, number, numbers
+from zonogpt.cli.options import ATTACK, INPUT, METHOD_NAMES, RUN, check_writable, radii_of, radius_of
 from zonogpt.cli.progress import loading
 
 ALL = "E,A,F,D,M,crown,deepz,covenn,ibp,attack"
@@ -72,10 +72,10 @@ def compare(
     Exit code: 0 finished, 2 bad input, 130 stopped by Ctrl-C.
     """
     check_writable(json)
-    grid = numbers(radius, "--radius")
+    grid = radii_of(radius, "--radius")
     span = (
-        min(grid) if low is None else number(low, "--low"),
-        10 * max(grid) if high is None else number(high, "--high"),
+        min(grid) if low is None else radius_of(low, "--low"),
+        10 * max(grid) if high is None else radius_of(high, "--high"),
     )
     inputs = Inputs(data, image, text, ids, positions, words, each, split, count, skip, norm, seed)
     run = Run("E", seed, timeout, device, dtype, arithmetic, budget)

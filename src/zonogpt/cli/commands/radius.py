@@ -8,7 +8,7 @@ import typer
 
 from zonogpt.cli import options
 from zonogpt.cli.asking import Files, Inputs, Run
-from zonogpt.cli.options import INPUT, RUN, check_writable, number
+from zonogpt.cli.options import INPUT, RUN, check_writable, radius_of
 from zonogpt.cli.progress import loading
 
 TOLERANCE = 0.02
@@ -65,7 +65,7 @@ def radius(
     check_writable(json)
     inputs = Inputs(data, image, text, ids, positions, words, each, split, count, skip, norm, seed)
     run = Run(method, seed, timeout, device, dtype, arithmetic, budget)
-    span = number(low, "--low"), number(high, "--high")
+    span = radius_of(low, "--low"), radius_of(high, "--high")
 
     with loading("starting", quiet):  # torch takes a second or two
         from zonogpt.cli.answers.radius import answer

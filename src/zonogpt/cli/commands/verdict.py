@@ -9,7 +9,7 @@ import typer
 
 from zonogpt.cli import options
 from zonogpt.cli.asking import Claimed, Inputs, Run
-from zonogpt.cli.options import CLAIM, OUTPUT, RUN, check_writable, number
+from zonogpt.cli.options import CLAIM, OUTPUT, RUN, check_writable, radius_of
 from zonogpt.cli.progress import loading
 from zonogpt.errors import OptionError
 
@@ -62,7 +62,7 @@ def verify(
     ] = None,
     method: options.MethodName = "E",
     attack: Annotated[
-        bool, typer.Option("--attack", help="First search for a counterexample.", rich_help_panel=RUN)
+        bool, typer.Option("--attack/--no-attack", help="First search for a counterexample.", rich_help_panel=RUN)
     ] = False,
     hint: Annotated[
         bool | None,
@@ -127,7 +127,7 @@ def verify(
     inputs = Inputs(None, image, text, ids, positions, words, each, norm=norm, seed=seed)
     claimed = Claimed(label, interval, target, top_k, keep_sign, rows)
     run = Run(method, seed, timeout, device, dtype, arithmetic, budget)
-    reach = number(radius, "--radius")
+    reach = radius_of(radius, "--radius")
 
     with loading("starting", quiet):  # torch takes a second or two
         from zonogpt.cli.answers.verdict import VerdictFiles, answer

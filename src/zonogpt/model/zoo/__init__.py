@@ -19,7 +19,7 @@ PREFIX = "zoo:"  # where a model or its data is asked for by a string: zoo:digit
 def path(name: str) -> Path:
     """The directory of a bundled model, as written by save_pretrained."""
     if name not in NAMES:
-        raise ModelError(f"no bundled model is called {name!r}; there is {', '.join(NAMES)}")
+        raise ModelError(f"no bundled model is called {name!r}; available: {', '.join(NAMES)}")
     return Path(__file__).parent / name
 
 

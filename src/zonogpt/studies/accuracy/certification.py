@@ -56,23 +56,44 @@ class Certification:
         """How many examples are clean, certified, survived and unknown: a line per radius."""
         return tabulate(self.rows, self.radii)
 
+    @property
+    def counted(self) -> str:
+        """How many examples there are: "20", or with `each` "16 tokens of 3 texts"."""
+        examples = len({row.place for row in self.rows})
+        if not self.settings.each:
+            return str(examples)
+        return f"{examples} tokens of {len({row.index for row in self.rows})} texts"
+
+    @property
+    def changes(self) -> str:
+        """What is changed: "l∞ changes", for texts "l∞ changes of the last token"."""
+        changes, which = f"{norm_name(self.settings.norm)} changes", self.settings.positions
+        if which is None:
+            return changes
+        known = {"last": "the last token", "all": "each token alone" if self.settings.each else "all tokens"}
+        return f"{changes} of {known.get(which, which.replace('words:', '').replace('random:', 'random tokens, '))}"
+
     def __repr__(self) -> str:
-        counts = ", ".join(f"{line.certified} of {line.examples} at {line.radius:g}" for line in self.table)
-        return f"Certification(method {self.settings.method}, {norm_name(self.settings.norm)}: certified {counts})"
+        certified = ", ".join(f"{line.certified} at {line.radius:g}" for line in self.table)
+        return f"Certification({self.changes}, method {self.settings.method}: certified of {self.counted}: {certified})"
 
     def _repr_html_(self) -> str:
         columns = ("radius", "examples", "clean", "certified", "survived", "unknown", "seconds")
         rows = [[getattr(line, name) for name in columns] for line in self.table]
-        return html.table(columns, rows, f"method {self.settings.method}, {norm_name(self.settings.norm)} ball")
+        return html.table(
+            columns,
+            rows,
+            f"{self.counted}{'' if self.settings.each else ' examples'}, {self.changes}, method {self.settings.method}",
+        )
 
     def plot(self) -> Any:
         """A matplotlib figure: at each radius, what is proved, unknown and broken."""
         from zonogpt.studies.accuracy.figure import accuracy_figure  # matplotlib is slow to import
         from zonogpt.support.plotting import STYLE, rc_context
 
-        title = f"Accuracy under {norm_name(self.settings.norm)} changes, method {self.settings.method}"
+        title = f"Accuracy under {self.changes}, method {self.settings.method}"
         with rc_context(STYLE):
-            return accuracy_figure(self.table, title, self.settings.norm)
+            return accuracy_figure(self.table, title, self.settings.norm, self.counted)
 
 
 def certify(
@@ -189,4 +210,6 @@ def _check_radii(radii: Sequence[float]) -> None:
         if not check_radius(radius) > 0:
             raise OptionError(f"a radius of accuracy must be positive; got {radius!r}")
     if list(radii) != sorted(set(radii)):
-        raise OptionError(f"radii must increase, each once; got {', '.join(f'{radius:g}' for radius in radii)}")
+        raise OptionError(
+            f"give the radii in increasing order, without repeats; got {', '.join(f'{radius:g}' for radius in radii)}"
+        )

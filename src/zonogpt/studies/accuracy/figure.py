@@ -13,13 +13,14 @@ from zonogpt.support.plotting import INK, PAPER, STYLE, radius_label, rc_context
 PROVED, UNKNOWN, BROKEN, WRONG = "#0c572f", "#d5d0c4", "#c8503f", "#4d5660"
 
 
-def draw_accuracy(lines: Sequence[AccuracyLine], title: str, file: Path, norm: str = "") -> None:
+def draw_accuracy(lines: Sequence[AccuracyLine], title: str, file: Path, norm: str = "", counted: str = "") -> None:
     with rc_context(STYLE):
-        save(accuracy_figure(lines, title, norm), file)
+        save(accuracy_figure(lines, title, norm, counted), file)
 
 
-def accuracy_figure(lines: Sequence[AccuracyLine], title: str, norm: str) -> Any:
-    """A bar per radius, cut into what is proved, unknown, broken, and wrong without any change."""
+def accuracy_figure(lines: Sequence[AccuracyLine], title: str, norm: str, counted: str = "") -> Any:
+    """A bar per radius, cut into what is proved, unknown, broken, and wrong without any change. `counted`: how many
+    examples there are, in words."""
     n = lines[0].examples
     figure, ax = subplots(figsize=(max(6.4, 1.6 + 0.62 * len(lines)), 4.6))
     bottoms = [0] * len(lines)
@@ -33,7 +34,12 @@ def accuracy_figure(lines: Sequence[AccuracyLine], title: str, norm: str) -> Any
                         color=INK if colour == UNKNOWN else PAPER)  # fmt: skip
         bottoms = [bottom + count for bottom, count in zip(bottoms, counts, strict=True)]
     ax.set_xticks(range(len(lines)), [short(line.radius) for line in lines])
-    ax.set(xlabel=radius_label(norm), ylabel=f"of {n} examples, %", ylim=(0, 100), xlim=(-0.6, len(lines) - 0.4))
+    ax.set(
+        xlabel=radius_label(norm),
+        ylabel=f"% of {counted if ' ' in counted else f'{n} examples'}",
+        ylim=(0, 100),
+        xlim=(-0.6, len(lines) - 0.4),
+    )
     ax.set_title(title, loc="left")
     figure.legend(frameon=False, loc="outside lower center", ncols=2, fontsize=9)
     return figure
@@ -47,9 +53,9 @@ def parts(lines: Sequence[AccuracyLine]) -> list[tuple[str, str, list[int]]]:
     certified = [line.certified for line in lines]
     found = [
         ("certified (proved)", PROVED, certified),
-        ("unknown: survived the attack" if searched else "not proved", UNKNOWN, _less(survived, certified)),
+        ("unknown (not broken by the attack)" if searched else "not proved", UNKNOWN, _less(survived, certified)),
         ("broken by the attack", BROKEN, _less(right, survived)),
-        ("misclassified unchanged", WRONG, _less([line.examples for line in lines], right)),
+        ("misclassified without any change", WRONG, _less([line.examples for line in lines], right)),
     ]
     return [part for part in found if any(part[2])]
 
