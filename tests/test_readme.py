@@ -122,7 +122,7 @@ def test_commands_of_a_page(page, tmp_path, monkeypatch, offline):
 
 def test_how_many_commands_are_run():
     found = [command for page in PAGES for command, _ in commands(page)]
-    assert (sum(map(is_runnable, found)), len(found)) == (11, 30)
+    assert (sum(map(is_runnable, found)), len(found)) == (11, 33)
 
 
 @pytest.mark.parametrize("page", [page for page in [README, *PAGES] if script(page)], ids=lambda page: page.name)
@@ -147,7 +147,7 @@ def test_all_python_is_python():
     found = [block for page in [README, *PAGES] for block in blocks(page) if block.language == "python"]
     for block in found:
         ast.parse("\n".join(block.lines))
-    assert (len(found), sum(bool(script(page)) for page in [README, *PAGES])) == (13, 5)
+    assert (len(found), sum(bool(script(page)) for page in [README, *PAGES])) == (15, 7)
 
 
 def test_commands_with_placeholders_have_their_options():

@@ -65,8 +65,9 @@ def describe_moved(rows: Sequence[AccuracyRow | RadiusRow], each: bool) -> list[
             n_texts = len({row.index for row in texts.values()})
             return [f"moves: one token at a time, {len(texts)} tokens of {n_texts} texts, as {such}"]
         return [f"moves: one token of each text, as {such}"]
-    many = f"{counts[0]} to {counts[-1]}" if counts[0] < counts[-1] else f"{counts[0]}"
-    return [f"moves: {many} tokens of each text, together; most: {such}"]
+    if counts[0] == counts[-1]:
+        return [f"moves: {counts[0]} tokens of each text, together, as {such}"]
+    return [f"moves: {counts[0]} to {counts[-1]} tokens of each text, together; most: {such}"]
 
 
 def said_of_scale(scale: TokenScale, ball: Ball) -> str:
