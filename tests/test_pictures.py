@@ -290,6 +290,37 @@ def test_a_result_draws_its_margins_and_losses(radius, method):
         assert lost == pytest.approx(sum(entry.width for entry in result.ledger.entries))
 
 
+def test_a_falsified_image_shows_its_counterexample():
+    """Its margins are no bounds, and would be an empty picture."""
+    model = zonogpt.load("zoo:digits")
+    images, _ = zonogpt.zoo.samples("digits")
+    result = zonogpt.verify(model, zonogpt.image_ball(model, images[0], 0.05), attack=True)
+    (ax,) = result.plot().axes
+    (shown,) = ax.images
+    assert torch.equal(torch.from_numpy(shown.get_array().data), result.counterexample)
+    assert f"answers with {result.answer}" in ax.get_title(loc="left")
+    assert f"<td style='text-align:right'>{result.answer}</td>" not in result._repr_html_()  # not among the numbers
+    assert "-inf" not in result._repr_html_()
+
+
+def test_a_text_draws_rivals_by_name_and_no_formulas(tmp_path):
+    labels = {0: "bad", 1: "$good$", 2: "so so"}
+    model = zonogpt.load(
+        save_named_model(tmp_path, pad_token_id=329, id2label=labels, label2id={v: k for k, v in labels.items()})
+    )
+    text = zonogpt.text(model, "a good film")
+    proved = zonogpt.verify(model, zonogpt.embedding_ball(model, text, "last", 1e-7))
+    figure = proved.plot()
+    names = {label.get_text().replace("\\", "") for label in figure.axes[0].get_yticklabels()}
+    assert names == set(labels.values()) - {proved.label_name}
+    assert "l∞ radius 1e-07" in figure._suptitle.get_text()
+    broken = zonogpt.verify(model, zonogpt.embedding_ball(model, text, "all", 1.0, (proved.label + 1) % 3))
+    (ax,) = broken.plot().axes
+    assert "already breaks the claim" in ax.texts[0].get_text().replace("\n", " ")
+    figure.savefig(tmp_path / "drawn.png")
+    broken.plot().savefig(tmp_path / "broken.png")  # dollars are no formula
+
+
 def test_studies_draw_themselves_and_are_tables_in_notebooks():
     model = zonogpt.load("zoo:digits")
     data = zonogpt.open_dataset("zoo:digits", model)

@@ -37,14 +37,14 @@ STORED_MASKS = re.compile(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")
 
 
 def load(source: str | Path | PreTrainedModel, *, tokenizer: PreTrainedTokenizerBase | None = None) -> Model:
-    """The IR of a GPT-2 model: a directory written by save_pretrained, a hub name, or a transformers model object.
+    """Loads a GPT-2 model: a directory written by save_pretrained, a hub name, or a transformers model object.
 
-    The network is the one that transformers runs, in evaluation: weights in the type that config.json names, and
-    nothing in an object but what its config describes. The outputs of the IR and of transformers are compared on a few
+    The network is the one that transformers runs in evaluation mode: weights in the type that config.json names, and
+    nothing in an object but what its config describes. Its outputs are compared with those of transformers on a few
     inputs. Half-precision weights are then widened to float32, which is exact. Raises ModelError for anything that
     cannot be read or expressed.
 
-    Texts are read with the tokenizer that lies beside the weights; of a model object, with `tokenizer`.
+    Texts are read with the tokenizer beside the weights, or, for a model object, with `tokenizer`.
     """
     own = None if tokenizer is None else Tokenizer(_plain_tokenizer(tokenizer), str(type(tokenizer).__name__))
     if not isinstance(source, str | Path):

@@ -30,15 +30,15 @@ Rows = tuple[Any, Any, Iterable[Iterable[int]] | None]  # rows (K, outputs), off
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be kept. Nothing: the model's answer does not change.
+    """What is to be kept. By default, the model's answer does not change.
 
     The answer is the largest output: `label`, by default the model's own on the unperturbed input. A model of one
     output answers by its sign, and a multi-label classifier (config.problem_type) by the sign of each output.
 
     `target`: the answer stays above these outputs, whatever the others do. `top_k`: the answer stays among the k
     largest outputs. `keep_sign`: every output keeps its side of 0. `interval`: every output stays between the two
-    numbers; of a regression model nothing else says what counts as the same answer. `rows` is (rows, offset, groups),
-    with None for no groups: see `Spec.with_claim`.
+    numbers, which a regression model needs, as nothing else says what counts as the same answer. `rows` is (rows,
+    offset, groups), with None for no groups: see `Spec.with_claim`.
     """
 
     label: Label | None = None

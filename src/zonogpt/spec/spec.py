@@ -97,10 +97,13 @@ def image_ball(
     keep_sign: bool = False,
     rows: Rows | None = None,
 ) -> Spec:
-    """All images within `radius` of `image`, clipped to `clip`, keep their answer.
+    """All images within `radius` of `image`, clipped to `clip`, keep the model's answer.
 
     `image` is (height, width) with floats in [0, 1]. `norm` is inf (every pixel may move by the radius), 2 or 1.
-    What the answer is, and what the other arguments say of it: see `Asked`.
+
+    The answer is the largest output: the model's own, or `label`. Other claims: it stays above the outputs `target`, or
+    among the `top_k` largest; every output keeps its side of 0 (`keep_sign`) or stays in `interval`; linear `rows`
+    (docs/claims.md).
     """
     anchor = as_image(model, image)
     radius, p = check_radius(radius), as_norm(norm)
@@ -129,11 +132,11 @@ def embedding_ball(
     keep_sign: bool = False,
     rows: Rows | None = None,
 ) -> Spec:
-    """The token embeddings at `positions` (0-based over the ids) move within `radius`, all coordinates together.
+    """The model's answer stays while the token embeddings at `positions` (from 0) move within `radius`, together.
 
-    `input_ids` are numbers, or a text as `zonogpt.text` reads it, whose `at("good", "film")` are positions. "last" and
+    `input_ids` are numbers, or a text as `zonogpt.text` reads it; its `at("good", "film")` gives positions. "last" and
     "all" leave out tokens that the tokenizer added to a text. `norm` is inf (every coordinate may move by the radius),
-    2 or 1. What the answer is, and what the other arguments say of it: see `Asked`.
+    2 or 1; there is one ball around all these tokens. The claims are those of `image_ball`.
     """
     if isinstance(input_ids, Text):
         require_own(model, input_ids)
@@ -148,8 +151,8 @@ def embedding_ball(
 
 
 def box_spec(model: Model, box: Box, label: Label | None = None, interval: tuple[float, float] | None = None) -> Spec:
-    """All inputs of `box` keep the model's answer; what that is: see `Asked`. `box.embed` is the model's own
-    (`patch_map`, `token_map`), and of a text the anchor is what its tokens embed to."""
+    """All inputs of `box` keep the model's answer (see `Asked`). `box.embed` is the model's own (`patch_map` or
+    `token_map`), and a text's anchor is what its tokens embed to."""
     ends = (box.lower, box.anchor, box.upper)
     if any(end.dtype != torch.float64 or tuple(end.shape) != box.embed.raw_shape for end in ends):
         raise SpecError(f"a box needs lower, anchor and upper in float64, of shape {box.embed.raw_shape}")

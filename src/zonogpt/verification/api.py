@@ -32,22 +32,22 @@ def verify(
 
     "verified" is returned only when the certified margins prove the claim; "falsified" only with an input of the set on
     which the Hugging Face model itself breaks the claim, in float32 and in float64, and by more than float64 rounds
-    (an estimate: zonogpt.model.sensitivity). The unperturbed input is always looked at; with `attack` a gradient search
-    of the set comes first (`seed` is its own). Otherwise "unknown", or "timeout" after `timeout` seconds (looked at
-    between blocks).
+    (an estimate: zonogpt.model.sensitivity). The unperturbed input is always tried. With `attack`, a gradient search of
+    the set comes first, and `seed` seeds it. Otherwise the answer is "unknown", or "timeout" after `timeout` seconds
+    (checked between blocks).
 
     `arithmetic` says what a verdict is about: "real", the network in exact arithmetic with these weights, or "float32",
-    any execution of it in IEEE float32. What the bounds round themselves is part of them in either case (docs/math.md,
-    section 13; of deepz, crown and covenn it is estimated, and they know "real" only: `guarantee` of the result says
-    which). `dtype` is that of generators and tangents: float64 by default, float32 needs less memory and proves less.
-    All else is in float64.
+    any execution of it in IEEE float32. In either case the bounds include their own rounding errors (docs/math.md,
+    section 13). deepz, crown and covenn only estimate theirs, and support only "real"; the result's `guarantee` says
+    which it is. `dtype` is the type of generators and tangents: float64 by default; float32 needs less memory and
+    proves less. Everything else is in float64.
 
     `budget_bytes`: for the paper's methods the generator pool (default 512 MiB counted in float32), for the others the
-    memory of a run (default: what is free; chunks are made smaller to keep it). A run that would need more memory than
-    there is ends as "unknown", its `stopped` is "memory".
+    memory that a run may take (default: what is free; chunks are made smaller to fit). A run that would need more
+    memory than is free ends as "unknown", and its `stopped` is "memory".
 
-    With `hint`, an "unknown" of method E comes with a smaller radius that is certified, if one is found. That takes up
-    to ten more runs, whose time is the result's `hint_seconds`.
+    With `hint`, method E follows an "unknown" by a search for a smaller radius that is certified. That takes up to ten
+    more runs; `hint_seconds` says how long they took.
 
     For many inputs of one model, `Verifier` converts it only once, and `verify_many` batches them.
     """

@@ -19,8 +19,9 @@ def result_figure(result: Result) -> Any:
     shows its counterexample instead."""
     shares = block_losses(result)
     two = bool(shares) and result.counterexample is None
+    height = 1.6 if result.counterexample is not None and not is_image(result) else 4.2
     with rc_context(STYLE):
-        figure, axes = subplots(1, 2 if two else 1, figsize=(9.0 if two else 6.0, 4.2), squeeze=False)
+        figure, axes = subplots(1, 2 if two else 1, figsize=(9.0 if two else 6.0, height), squeeze=False)
         if result.counterexample is not None:
             _counterexample(axes[0, 0], result)
         else:
@@ -51,13 +52,17 @@ def block_losses(result: Result) -> list[tuple[str, float]]:
 def _counterexample(ax: Any, result: Result) -> None:
     """An image as it is; of a text, whose tokens have no picture, what the model says of it."""
     assert result.counterexample is not None
-    if result.about.get("input", {}).get("kind") == "image":
+    if is_image(result):
         ax.imshow(result.counterexample, cmap="gray", vmin=0.0, vmax=1.0)
         answer = "" if result.answer is None else f", which the model answers with {answer_of(result)}"
         ax.set_title(plain(f"An input of the set{answer}"), loc="left")
     else:
         ax.text(0, 1, plain("\n".join(textwrap.wrap(result.reason, 60))), va="top")
     ax.set_axis_off()
+
+
+def is_image(result: Result) -> bool:
+    return result.about.get("input", {}).get("kind") == "image"
 
 
 def answer_of(result: Result) -> str:
@@ -91,8 +96,8 @@ def _losses(ax: Any, shares: list[tuple[str, float]], method: str) -> None:
     ax.barh(range(len(shares)), [loss for _, loss in shares], color=method_colour(method))
     ax.set_yticks(range(len(shares)), [place for place, _ in shares])
     _room_for_bars(ax, len(shares))
-    ax.set(xlabel="taken from a margin, mean over all rows")
-    ax.set_title("Where margin is lost", loc="left")
+    ax.set(xlabel="mean over all rows of the claim")
+    ax.set_title("What takes from a margin", loc="left")
 
 
 def _room_for_bars(ax: Any, count: int) -> None:
