@@ -18,10 +18,10 @@ from zonogpt.transforms.norm_point import NormPoint
 
 @dataclass(frozen=True)
 class Radii:
-    """Bounds over the set, for the deviation x - c."""
+    """Bounds of how far x is from the centre c, over the set."""
 
-    centred: Tensor  # (S, d): of |v - mean(v)|, v = x - c
-    normalised: Tensor  # (S, d): of |Jhat (x - c)|
+    centred: Tensor  # (S, d): of x - mean(x)
+    normalised: Tensor  # (S, d): of Jhat (x - c)
     z0_dot: Tensor  # (S,): of |z0 . (x - c)|
 
 
