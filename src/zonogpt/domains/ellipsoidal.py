@@ -232,7 +232,7 @@ def lambda_max(Q: Tensor, squarings: int = 4) -> Tensor:
 
 
 def rounded_out(Q: Tensor, terms: int | Tensor = 0) -> Tensor:
-    """Q, widened in place by more than forming it rounded away and more than can have underflowed."""
+    """Q, changed in place: plus the identity, times more than forming Q rounded away and can have underflowed."""
     return widened(Q, up(rounding(Q, terms) + (64 + terms) * least(Q.dtype)))
 
 

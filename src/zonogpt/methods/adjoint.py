@@ -82,7 +82,7 @@ def _go_back(tape: Tape, rows: Tensor, tick: Tick, share: float) -> tuple[Tensor
 
 
 def below(value: Tensor, losses: Tensor) -> Tensor:
-    """At most value - losses.sum(0). A loss is negative where the centre lies outside of a norm's range."""
+    """At most value - losses.sum(0). A loss may be negative: the centre may lie outside of a norm's range."""
     n, size = len(losses), value.abs() + losses.abs().sum(0)
     return value - losses.sum(0) - up((gamma(n + 4, value.dtype) + room()) * size, n)
 

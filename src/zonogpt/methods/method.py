@@ -21,7 +21,7 @@ Part = Literal["search", "still tokens", "forward", "backward"]
 
 @dataclass(frozen=True)
 class Progress:
-    """Block `block` of `blocks`, of this kind, is about to be bounded, and the share `done` of the work (0 to 1) is.
+    """Block `block` of `blocks`, of this kind, is about to be bounded. `done` of the work, 0 to 1, has been done.
 
     Method E has several parts: tokens before the first that moves go forward, then the others do, then the rows of the
     claim go back. A search for counterexamples comes before all blocks.

@@ -123,7 +123,7 @@ class PrefixCache:
 
     def _expect(self, specs: Mapping[Name, Spec]) -> None:
         self._spec = {**specs, **self._spec}
-        names = sorted(self._spec)  # right behind each name stands one that it begins, if there is any
+        names = sorted(self._spec)  # right behind each comes one that begins with it, if any does
         following = dict(pairwise(names))
         for name in reversed(names):
             longer = following.get(name, b"").startswith(name)
@@ -159,7 +159,7 @@ class PrefixCache:
         return found[longest]
 
     def _require_memory(self, group: list[Name]) -> None:
-        """NotEnoughMemoryError if the group needs more than is free. For one sequence its input's plan has it."""
+        """NotEnoughMemoryError if the group needs more than is free. A sequence alone is in the plan of its input."""
         model, length = self.model, n_tokens(group[0])
         need = len(group) * length * still_token_bytes(model.width, model.n_heads, model.hidden, length)
         if need > free_bytes(model.device):

@@ -85,8 +85,8 @@ RULES = Rules(frozenset(STEPS), frozenset(NORMS), frozenset(ACTIVATIONS), EXECUT
 
 @dataclass(frozen=True)
 class Walk:
-    """A way of tokens through the blocks. `prefix(t)` is the tokens before them as block t, from 0, sees these; None:
-    there are none.
+    """One way through the blocks. `prefix(t)` gives the tokens before those that walk, as block t, from 0, sees them;
+    None: there are none.
 
     With `every_token` every block gets all tokens. Without it, only the last token goes on behind the last attention
     block, if the head reads no other.

@@ -125,7 +125,7 @@ def _check_labels(raw: Mapping[str, Any]) -> None:
 
 
 def gpt2_config(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> GPT2Config:
-    """The config of a checkpoint with these tensors. ModelError if it makes no sense, or if no tensor is so large."""
+    """The config of a checkpoint with these tensors. ModelError if it makes no sense or a size exceeds every tensor."""
     _check_sizes(raw, tensors)
     try:
         config = GPT2Config.from_dict(dict(raw))

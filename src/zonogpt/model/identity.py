@@ -13,7 +13,7 @@ from zonogpt.support.tensors import fingerprint
 
 
 def weights_digest(model: Model) -> str:
-    """A digest of all that the outputs depend on: embedding, blocks, head, and how padding is read."""
+    """A digest of all that the outputs depend on: embedding, blocks, head, architecture and the id of padding."""
     return fingerprint((model.embedding, model.blocks, model.head, model.architecture, model.pad_token_id))
 
 

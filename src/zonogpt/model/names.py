@@ -18,7 +18,7 @@ NUMBER = re.compile(r"[+-]?\d+", re.ASCII)
 
 
 def labels_of(id2label: object) -> tuple[str, ...] | None:
-    """A config's names of the labels 0, 1, ...; None if transformers made them up. The numbers must be checked."""
+    """A config's names of the labels 0, 1, ...; None if transformers made them up. Numbers were checked before."""
     if not isinstance(id2label, dict):
         return None
     names = {int(number): str(name) for number, name in id2label.items()}

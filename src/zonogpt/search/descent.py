@@ -25,7 +25,7 @@ PROBES = 2048  # single-coordinate moves that are looked at first, in l_1 and l_
 MOST_GROUPS = 64  # groups of rows that get restarts of their own; all rows' margins are looked at everywhere
 FIRST_STEP, LAST_STEP = 0.5, 0.01  # in widths of the set; steps shrink geometrically
 GRADIENT = 3  # the cost of a gradient, in forward passes
-MEMORY_BYTES = 1 << 30  # that points which move together may take, about
+MEMORY_BYTES = 1 << 30  # about what points that move together may take
 
 OnShare = Callable[[float], None]
 

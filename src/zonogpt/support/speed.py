@@ -10,7 +10,7 @@ SIDE, TIMES = 512, 3
 
 
 def multiply_adds_per_second(device: torch.device) -> float:
-    """The speed of products of square matrices in float64, measured now: some hundredths of a second on a CPU."""
+    """The speed of products of square matrices in float64, measured now in some hundredths of a second on a CPU."""
     a = torch.full((SIDE, SIDE), 0.5, dtype=torch.float64, device=device)
     (a @ a).sum().item()  # the first call sets things up
     started = time.perf_counter()

@@ -4,7 +4,7 @@ Rounding is relative to the sizes of the summands. So two sizes go through the b
 absolute values of all weights: that of the centre, and how far LayerNorm's output may be from it. The rounding of the
 scores joins the products of score changes; that of the heads joins the output's error, coordinate by coordinate.
 
-Axes, behind any others: H heads, i queries (I of the moving tokens), j keys (S), of which the last n move, e
+Axes, after any leading ones: H heads, i queries (I of the moving tokens), j keys (S), of which the last n move, e
 features of a head.
 """
 
@@ -95,7 +95,7 @@ class AttentionRounding:
 
     @property
     def query(self) -> Tensor:
-        """(..., H, I, e): how far a query may be from its centre and linear part, error included."""
+        """(..., H, I, e): bounds what a query is besides its linear part, LayerNorm's error included in that part."""
         return self.Q + self.of_tangents(self.Q_moving, self.narrow)
 
     @property

@@ -53,7 +53,7 @@ class NormPoint:
         return up(spread + along, 2 * z0.shape[-1])
 
     def slack(self, deviation: Tensor) -> Tensor:
-        """(..., d): bounds the error of J applied to the deviation, because z0 is not c - mean(c) and not mean-free."""
+        """(..., d): bounds what J of the deviation misses because z0 is not exactly c - mean(c), nor mean-free."""
         z0, size, far = self.z0.abs(), self.size[..., None], length(deviation)[..., None]
         turned = (self.k * self.missed)[..., None] * (z0 * size + (z0 + size) * far)
         return up(self.rho[..., None] * self.missing + turned, 2 * z0.shape[-1])

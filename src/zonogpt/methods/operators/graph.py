@@ -144,9 +144,10 @@ class CrownOperators:
 
 
 def row_weights(box: Interval, visible: Tensor) -> Tensor:
-    """The softmax at the centre of the scores. Less this mean, the sum of a row's exponentials has slope 0 there.
+    """Weights for the mean of a row of scores: the softmax at their centre.
 
-    Any weights are sound; they are 0 where the centre is not finite.
+    Relative to this mean, the sum of a row's exponentials has slope 0 there. Any weights are sound; they are 0
+    where the centre is not finite.
     """
     centre = torch.where(visible & box.centre.isfinite(), box.centre, -torch.inf)
     return centre.softmax(-1).nan_to_num(0.0)

@@ -74,7 +74,7 @@ def branch_rounding(
     # Everything that multiplies v'_j = V_j - O; P is there for the centre's own output and for rows without a slope.
     coefficients = P * (1 + slope * at.scores) + s.shift.abs() + s.common.abs() + s.error + s.scores + s.total
     heads = head_rounding(point, r, coefficients, s.total, dtype)
-    # score_values are less their mean by P, which changes nothing for scores whose own mean is exactly zero.
+    # The mean of score_values is subtracted from them, which changes nothing for scores whose mean is exactly zero.
     mean = (P * (r.U_moving + at.scores)).sum(-1, keepdim=True)
     mean_value = (P * slope) @ point.V.abs() + (P * slope).sum(-1, keepdim=True) * point.O.abs()
     heads = heads + up(

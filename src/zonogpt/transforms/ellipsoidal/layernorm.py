@@ -157,7 +157,7 @@ class LayerNormStep:
         return before.transpose(1, 2), _sum_up(torch.where(flat, range_, error))
 
     def loss(self, functionals: Tensor, limit: int) -> Tensor:
-        """(B, K): the most that functionals (B, K, n, d) can fall below their value at the centre; no pull."""
+        """(B, K): the most that functionals (B, K, n, d) can fall below their value at the centre, without pull."""
         _, error, linear, range_ = self._enclosures(functionals, limit)
         return _sum_up(torch.where(self.sloped[..., None], torch.fmin(error + linear, range_), range_))
 

@@ -60,7 +60,7 @@ class NormStep(Protocol):
         """Functionals (B, K, n, d) of the output as functionals of the input, and what the error takes (B, K)."""
 
     def loss(self, functionals: Tensor, limit: int) -> Tensor:
-        """(B, K): the most that functionals (B, K, n, d) can fall below their value at the centre; no pull."""
+        """(B, K): the most that functionals (B, K, n, d) can fall below their value at the centre, without pull."""
 
 
 NORMS: Mapping[str, Callable[[Norm, EllipsoidalZonotope, int], NormStep]] = {"LayerNorm": layernorm_step}
