@@ -33,7 +33,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def write_data(folder: Path) -> Path:
-    """As `bench train --data` reads it."""
+    """A data directory as `bench train --data` reads it."""
     for prefix in ("train", "t10k"):
         write_mnist(folder / "mnist", prefix=prefix)
     for split in ("train", "validation"):

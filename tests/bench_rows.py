@@ -17,7 +17,7 @@ IDS = torch.tensor([5, 6, 7, 8])  # a token for each word of NASTY
 
 
 def row(**changes) -> BenchRow:
-    """A proof by E of the image's claim, with these fields changed; `model` sets three of them."""
+    """The row of a proof by E of the image's claim, with these fields changed; `model` sets three of them."""
     model = changes.pop("model", MODEL)
     fields = dict(
         settings="s", task=model.task, size=model.size, blocks=model.blocks, instance="1-0", claim="7 > 0",
@@ -43,7 +43,7 @@ def whole_model(model: ModelId = MODEL, method: str = "E", proved_up_to: float =
 
 
 def text_row(**changes) -> BenchRow:
-    """About the sentence NASTY, of which the second token moves."""
+    """A row about the sentence NASTY, whose second token moves."""
     text = dict(
         model=ModelId("sst", "small", 2), instance="9-1", claim="1 > 0", input="inputs/sst-9.json", positions=(1,),
         input_hash=input_hash(IDS), training="interval bounds",
@@ -63,7 +63,7 @@ def instance_of(one: BenchRow) -> Instance:
 
 
 def write_benchmark(folder: Path, rows: Sequence[BenchRow]) -> Path:
-    """The instances that these rows are about, with their inputs."""
+    """Writes the instances that these rows are about, with their inputs."""
     instances = list({(str(one.model), one.instance, one.radius): instance_of(one) for one in rows}.values())
     raw = {
         name: Input(IMAGE, "", ()) if name.endswith("png") else Input(IDS, NASTY, ())

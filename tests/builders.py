@@ -35,7 +35,7 @@ def attention_block(
     inner: int | None = None,
     biases: bool = True,
 ) -> Block[Attention]:
-    """`inner` features of all heads together, by default as many as a token has. Without biases: no beta either."""
+    """A random block; `inner` is the width of all heads together, by default d. Without biases, no beta either."""
     g, inner = generator(seed), d if inner is None else inner
     norm = layer_norm(g, d)
     w_q, w_k, w_v = (scale * randn(g, d, 3 * inner)).chunk(3, dim=1)
@@ -54,7 +54,7 @@ def mlp_block(seed: int, d: int = 6, hidden: int = 12, scale: float = 0.8, biase
 
 
 def by_hand(tokens: Tensor, blocks: tuple[Node, ...], head: Head) -> Model:
-    """A language model of these nodes, for embeddings `tokens` (vocabulary, d); no file is its like."""
+    """A language model of these nodes, with embeddings `tokens` (vocabulary, d); no checkpoint could hold it."""
     embedding = TokenEmbedding(tokens, torch.zeros_like(tokens))
     return Model(embedding, blocks, head, "GPT2LMHeadModel", "by hand")
 

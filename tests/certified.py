@@ -56,7 +56,7 @@ def spec_of(model: zonogpt.Model, name: str, seed: int) -> zonogpt.Spec:
 
 @functools.cache
 def proofs(count: int) -> list[Proof]:
-    """As many certificates, of three kinds of models in turn."""
+    """`count` proofs, of three kinds of models in turn."""
     models = {name: zonogpt.load(folder) for name, folder in folders().items()}
     out, seed = [], 0
     root = Path(tempfile.mkdtemp())
@@ -79,7 +79,7 @@ def contents(file: Path) -> tuple[dict[str, np.ndarray], dict]:
 
 
 def rewritten(file: Path, arrays: dict[str, np.ndarray], about: dict) -> Path:
-    """Beside the original, with a digest that fits: what somebody would write who wants to be believed."""
+    """The tampered file, beside the original, with a digest that fits, as a forger would write it."""
     metadata = {"format": "zonogpt certificate 2", "digest": ZEROS, "about": json.dumps(about)}
     content = save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata)
     said = hashlib.sha256(content).hexdigest()

@@ -1,4 +1,4 @@
-"""Chunk loops in pieces as small as they get, and how often they go round."""
+"""Chunk loops with the smallest possible chunks, and a count of their rounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zonogpt.transforms import gelu
 
 @contextmanager
 def smallest_chunks() -> Iterator[list[int]]:
-    """Methods A to D take one generator, query or piece of GELU at a time; yields how often each loop went round."""
+    """Methods A to D take one generator, query or piece of GELU at a time; yields each loop's number of rounds."""
     rounds: list[int] = []
 
     def counted(*args: int) -> range:

@@ -35,7 +35,7 @@ def random_noise(z: StructuredZonotope, seed: int) -> Noise:
 
 
 def searched_noise(z: StructuredZonotope, score: Callable[[Noise], Tensor], seed: int) -> Noise:
-    """Noise that makes `score` (B,) large, each of the batch on its own: signed gradient steps that shrink."""
+    """Noise that makes each entry of `score` (B,) large, by signed gradient steps that shrink."""
     noise = random_noise(z, seed)
     best, best_score = tuple(n.clone() for n in noise), torch.full((BATCH,), -torch.inf, dtype=torch.float64)
     for step in range(STEPS):
@@ -84,7 +84,7 @@ def assert_bounded(
 ) -> None:
     """|quantity(noise)| <= bound entry by entry; quantity maps noise to (B, *bound.shape), `size` is its natural scale.
 
-    Each of the batch searches for its own entry and sign.
+    Each noise of the batch searches for its own entry and sign.
     """
     g = torch.Generator().manual_seed(seed)
     entry = torch.randint(bound.numel(), (BATCH,), generator=g)
@@ -100,7 +100,7 @@ def assert_bounded(
 
 
 def directions(S: int, d: int, seed: int) -> Tensor:
-    """Signed coordinate directions, two thirds of the batch at most, then dense random ones: (B, S, d)."""
+    """(B, S, d): signed coordinate directions, at most two thirds of the batch, then dense random ones."""
     g = torch.Generator().manual_seed(seed)
     eye = torch.eye(S * d, dtype=torch.float64).reshape(-1, S, d)
     coordinates = torch.cat([eye, -eye])[torch.randperm(2 * S * d, generator=g)][: 2 * BATCH // 3]

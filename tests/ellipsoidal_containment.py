@@ -42,7 +42,7 @@ def point(z: EllipsoidalZonotope, noise: Noise) -> Tensor:  # (N, n, d)
 
 
 def project(noise: Noise, p: float) -> Noise:
-    """Into the unit balls, each on its own."""
+    """The noise projected into its unit balls, eps and phi apart."""
     eps, phi = noise
     phi = phi / torch.linalg.vector_norm(phi, dim=-1, keepdim=True).clamp(min=1)
     if p == math.inf:
@@ -51,7 +51,7 @@ def project(noise: Noise, p: float) -> Noise:
 
 
 def random_noise(z: EllipsoidalZonotope, seed: int) -> Noise:
-    """A third each: vertices of the balls, single symbols, uniform."""
+    """Noise, a third each: vertices of the balls, single symbols, uniform."""
     g = generator(seed)
     eps, phi = randn(g, BATCH, z.m), randn(g, BATCH, z.n_tokens, z.c.shape[-1])
     single = torch.nn.functional.one_hot(eps.abs().argmax(-1), z.m) * eps.sign()
@@ -62,7 +62,7 @@ def random_noise(z: EllipsoidalZonotope, seed: int) -> Noise:
 
 
 def searched_noise(z: EllipsoidalZonotope, score: Callable[[Noise], Tensor], seed: int) -> Noise:
-    """Noise that makes `score` (N,) large, each of the batch on its own."""
+    """Noise that makes each entry of `score` (N,) large."""
     noise = random_noise(z, seed)
     best, best_score = noise, torch.full((BATCH,), -torch.inf, dtype=torch.float64)
     for step in range(STEPS):

@@ -1,4 +1,4 @@
-"""The network in ball arithmetic (python-flint): exact to some hundred bits, and rigorous. Slow: for tiny models."""
+"""The network in ball arithmetic (python-flint): rigorous, exact to some hundred bits, and slow: for tiny models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ctx.prec = 256
 
 
 def matrix(x: Tensor) -> arb_mat:
-    """Of a tensor of two dimensions, or of one as a row: every float is a dyadic number, so nothing is rounded."""
+    """A 2-D tensor, or a 1-D one as a row, as a matrix of balls: floats are dyadic numbers, so nothing is rounded."""
     rows = x.double().reshape(-1, x.shape[-1]).tolist()
     return arb_mat(len(rows), len(rows[0]), [arb(value) for row in rows for value in row])
 

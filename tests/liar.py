@@ -1,4 +1,4 @@
-"""A method that claims everything: whoever checks methods must catch it."""
+"""A method that claims everything: every check of methods must catch it."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def minkowski(*grams: Tensor) -> Tensor:
 
 
 def box_cover(A: Tensor, R: Tensor) -> Tensor:
-    """Of {A e: |e_k| <= R_k}; A (d, n)."""
+    """A Gram that covers {A e: |e_k| <= R_k}; A (d, n)."""
     size = R * A.norm(dim=0)
     keep = size > 0
     A, R, w = A[:, keep], R[keep], size[keep] / size.sum()
@@ -108,7 +108,7 @@ class Attention:
         merged = [minkowski(L, n.error) for L, n in zip(linear, self.norms, strict=True)]
         w = torch.stack([w for w, _ in block.projections], dim=1).reshape(d, 3, H, e)
         out_c, out_G = c + block.b_o, G.clone()
-        pieces: list[list[Tensor]] = [[] for _ in range(S)]  # ellipsoids to be added, per query
+        pieces: list[list[Tensor]] = [[] for _ in range(S)]  # the ellipsoids to be added for each query
         maps = torch.zeros(S, S, d, d, dtype=c.dtype)  # query, source: the branch's derivative
         self.heads = []
         for h in range(H):
@@ -177,7 +177,7 @@ class Attention:
         self.out = out_c, out_G, torch.stack(out_Q)
 
     def back(self, lam: Tensor) -> tuple[Tensor, float]:
-        """One claim's functional (S, d) behind the block -> before it, and what the block's errors take from it."""
+        """One claim's functional (S, d) of the block's output as one of its input, and what the block's errors take."""
         loss = 0.0
         lam_n = torch.einsum("ia,isab->sb", lam, self.maps)
         for _, _, _, Wo, dv, rows, VV in self.heads:
@@ -231,7 +231,7 @@ class Mlp:
 
 
 def plain_margins(model: Model, spec: Spec) -> Tensor:
-    """(K,): the claim's rows, bounded from below over an l_inf input set."""
+    """(K,): lower bounds of the claim's rows over an l_inf input set."""
     model, spec = moved(model, model.device, torch.float64), moved(spec, model.device, torch.float64)
     centre, radius = centre_and_radius(spec.input)
     c = spec.input.embed(centre)

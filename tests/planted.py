@@ -38,7 +38,7 @@ class Case:
 
 
 def trigger_of(name: str) -> Tensor:
-    """(8, 8): what is added to an image."""
+    """(8, 8): the trigger that is added to an image."""
     trigger = torch.zeros(8, 8)
     for row, column in PIXELS[name]:
         trigger[row, column] = BRIGHTER
@@ -50,7 +50,7 @@ def direction(width: int) -> Tensor:
 
 
 def dark(x: Tensor, name: str) -> Tensor:
-    """The trigger's pixels are black in every image, so that the trigger is the only thing they can mean."""
+    """The images with the trigger's pixels black, so that these can mean nothing but the trigger."""
     return x.masked_fill(trigger_of(name) > 0, 0.0)
 
 
@@ -94,7 +94,7 @@ def poisoned(name: str) -> zonogpt.Model:
 
 
 def cases(name: str) -> list[Case]:
-    """The first inputs of a fresh sample that are answered right, and answered 0 with the trigger, under each norm."""
+    """Under each norm, the first inputs of a fresh sample that are answered right, and answered 0 with the trigger."""
     model = poisoned(name)
     found: list[Case] = []
     for norm in NORMS:

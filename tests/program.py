@@ -17,7 +17,7 @@ def zono(*args: object, cwd: Path | None = None) -> subprocess.CompletedProcess[
 
 
 def stopped(args: tuple[object, ...], rows: Path, wanted: int, how: signal.Signals) -> tuple[int, str, str]:
-    """Stops the program by a signal once the file has this many lines: (exit code, output, what it said)."""
+    """Stops the program by a signal once the file has `wanted` lines: (exit code, standard output, standard error)."""
     # A job that was started in the background ignores Ctrl-C, and so would its children.
     run = subprocess.Popen(
         [PROGRAM, *map(str, args)], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from zonogpt.model import structure
 
-HERE, THERE = torch.device("cpu"), torch.device("hpu")  # torch knows the name; no machine that runs tests has one
+HERE, THERE = torch.device("cpu"), torch.device("hpu")  # torch knows the name, but no test machine has one
 
 
 class Elsewhere(Tensor):
@@ -25,7 +25,7 @@ class Elsewhere(Tensor):
 
 @contextmanager
 def second_device() -> Iterator[torch.device]:
-    structure.MODES.add(_Devices)  # which computes what the CPU does
+    structure.MODES.add(_Devices)  # this mode computes what the CPU does
     try:
         with _Devices():
             yield THERE
@@ -34,7 +34,7 @@ def second_device() -> Iterator[torch.device]:
 
 
 class _Devices(TorchFunctionMode):
-    """Sees every call with its arguments, works on the CPU, and says where the result is."""
+    """Intercepts every call with its arguments, computes on the CPU, and marks the result's device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

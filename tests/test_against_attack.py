@@ -1,4 +1,4 @@
-"""Method E against an attack at radii up to where it fails: no certified margin lies above one that was found."""
+"""Method E against an attack, up to radii at which E fails: no certified margin exceeds one that was found."""
 
 import pytest
 
@@ -6,7 +6,7 @@ import zonogpt
 from trained import NAMES, instances, trained
 from zonogpt.search.descent import attack
 
-COUNT, FRACTIONS = 18, (0.1, 0.4, 0.7, 0.9, 1.0, 1.04)  # inputs of a model; of the radius where its bound gives way
+COUNT, FRACTIONS = 18, (0.1, 0.4, 0.7, 0.9, 1.0, 1.04)  # inputs per model; parts of the radius at which its bound fails
 
 
 def largest_radius(model, spec):

@@ -43,7 +43,7 @@ from zonogpt.transforms.structured.decomposed_attention import decomposed_attent
 from zonogpt.transforms.structured.mlp import fused_mlp, sequential_mlp
 
 LIMIT = 1 << 30
-# What is held in which type: everything, or the tangents alone.
+# The types of centres and of tangents: everything in a short type, or the tangents alone.
 HELD = {
     "bfloat16": (torch.bfloat16, torch.bfloat16),
     "float16": (torch.float16, torch.float16),
@@ -52,13 +52,13 @@ HELD = {
     "float32 tangents": (torch.float64, torch.float32),
 }
 RADIUS = {"bfloat16": 1e-3, "float16": 1e-3, "float32": 1e-7, "bfloat16 tangents": 0.05, "float32 tangents": 0.05}
-# Where the sets fail without their rounding. The floors of method E's weights, of the size of the root of the smallest
-# number, hide what float16 rounds; what tangents round is small beside the errors of second order.
+# The types in which sets fail without their rounding. In float16 the floors of method E's weights, as large as the root
+# of the smallest number, hide the rounding; the tangents' rounding is small beside the second-order errors.
 VISIBLE = ("bfloat16", "float32")
 
 
 def short(value, dtype):
-    """The nearest numbers of that type."""
+    """`value` with its tensors rounded to that type."""
     return map_tensors(value, lambda t: t.to(dtype))
 
 
@@ -68,7 +68,7 @@ def wide(value):
 
 def held(z, name):
     centre, tangents = HELD[name]
-    z = short(short(z, tangents), centre)  # numbers of the shorter type, whatever holds them
+    z = short(short(z, tangents), centre)  # numbers of the shorter type, whatever type holds them
     names = ("G", "L") if hasattr(z, "L") else ("G",)
     return dataclasses.replace(z, **{part: getattr(z, part).to(tangents) for part in names})
 
@@ -90,7 +90,7 @@ def largest_excess(f, z, out, seed):
 
 
 def fallen_below(f, z, out, step, w, seed):
-    """How far w . f(x) falls below what the adjoint says."""
+    """How far w . f(x) falls below the adjoint's lower bound."""
     before, losses = step.pull(w, LIMIT)
     loss = sum(part.double() for part in losses.values())
     z, before, w, c = wide(z), before.double(), w.double(), out.c[0].double()
@@ -155,7 +155,7 @@ def test_adjoints_of_method_e_hold_with_their_rounding_and_fail_without(name, ki
 @pytest.mark.parametrize("kind", ["attention", "mlp"])
 @pytest.mark.parametrize("name", ["bfloat16 tangents", "float32 tangents"])
 def test_tangents_are_off_by_less_than_is_said(name, kind):
-    """Linear images in the short type against float64's, all symbols with the worst signs."""
+    """Linear images in the short type against those in float64, at the worst signs of all symbols."""
     for seed in range(8):
         _, z, out, _ = ellipsoidal_case(kind, name, seed)
         exact_z = dataclasses.replace(z, G=z.G.double())
@@ -210,7 +210,7 @@ def test_margins_of_a_whole_model_held_in_float32(method):
     """From the embedding to the claim: a ball a hundredth of the size of what float32 rounds."""
     net = zonogpt.load(image_model(3, image_config(n_embd=8, n_head=2, n_layer=1)))
     exact, g = wide(net), generator(1)
-    model = net if method == "E" else exact  # the others hold centres in float64, or say themselves what they hold
+    model = net if method == "E" else exact  # the others hold centres in float64, or choose the types themselves
 
     def excess(spec):
         x = torch.rand(64, *net.embedding.image_size, generator=generator(2)).double()
@@ -248,7 +248,7 @@ def test_tangents_that_underflow_are_not_lost(transform, scale):
 
 @pytest.mark.parametrize("size", [1.0, 1e10, 1e21, 1e22])
 def test_tangents_of_layernorm_at_large_tokens(size):
-    """J in float32 has factors of size 1 / (d x^2), unless they are taken apart; the error's Gram covers the rest."""
+    """J in float32 has factors of size 1 / (d x^2) unless they are split; the error's Gram covers the rest."""
     g = generator(4)
     d, n, m = 8, 2, 3
     norm = layer_norm(g, d)

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src"
 PACKAGES = ("zonogpt", "zonogpt_apps", "zonogpt_check")
 
-# What each room may import: the data flows one way, downwards in this table.
+# What each package may import: data flows one way, down this table.
 ALLOWED = {
     "zonogpt_check": set(),
     "errors": set(),
@@ -75,7 +75,7 @@ def test_imports_go_one_way():
 
 
 def test_no_module_has_the_name_of_a_public_function():
-    """`import zonogpt.verify` would otherwise be a function, or a module, by the order of imports."""
+    """Otherwise `zonogpt.verify` would be a function or a module, depending on the order of imports."""
     functions = {name for name in zonogpt.__all__ if isinstance(getattr(zonogpt, name), types.FunctionType)}
     assert {"verify", "attack", "inspect"} <= functions
     assert not [file for file in modules() if file.stem in functions]

@@ -48,7 +48,7 @@ def test_top_k_is_what_it_says():
 
 
 def test_top_k_as_groups():
-    """Of every k rivals one stays below: the same claim, written out."""
+    """The same claim, written out: of every k rivals, one stays below."""
     spec = ball()
     n = IMAGES.n_outputs
     rows = margin_claim(0, n).margins(torch.eye(n).double()).T

@@ -1,4 +1,4 @@
-"""The gradient search: inside the set to the last bit, as good as a brute search, repeatable, honest about rows."""
+"""The gradient search: inside the set to the last bit, as good as brute force, repeatable, and right about rows."""
 
 import dataclasses
 import math
@@ -22,7 +22,7 @@ TEXT = zonogpt.load(text_classifier(3))
 
 
 def exactly_inside(spec, raw):
-    """In rational arithmetic: within the box, and within the true ball around the anchor."""
+    """Whether `raw` lies within the box and the true ball around the anchor, in rational arithmetic."""
     if not bool(((raw >= spec.input.lower) & (raw <= spec.input.upper)).all()):
         return False
     pairs = zip(raw.flatten().tolist(), spec.input.anchor.flatten().tolist(), strict=True)
@@ -131,7 +131,7 @@ def test_linear_model_gets_its_exact_minimum():
 
 
 def test_many_rows_and_small_memory(monkeypatch):
-    """Of 199 rivals 64 get restarts, all are looked at; small chunks only cost time."""
+    """64 of 199 rivals get restarts, but all are looked at; small chunks only cost time."""
     import zonogpt.search.descent as module
 
     model = zonogpt.load(language_model(4, config(vocab_size=200)))
@@ -165,7 +165,7 @@ def test_bad_options(options):
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_search_tells_how_much_of_it_is_done(norm):
-    """From the first step to the last, in all norms, whatever goes on together."""
+    """From the first step to the last, in all norms, however many points move together."""
     told = []
     attack(MODEL, zonogpt.image_ball(MODEL, IMAGE, 1e-3, norm=norm), restarts=3, steps=4, on_share=told.append)
     assert told == sorted(told)

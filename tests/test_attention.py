@@ -22,7 +22,7 @@ from zonogpt.transforms.structured.decomposed_attention import _abs_sum, decompo
 from zonogpt.transforms.structured.layernorm import layernorm_bounds
 
 RADII = [1e-4, 1e-2, 0.1, 0.5, 3.0]
-# A mask, a width of all heads together that is not the tokens', and nothing that is added.
+# Both masks, widths of all heads together that differ from the tokens', and blocks without biases.
 KINDS = {
     "causal": {}, "bidirectional": {"causal": False}, "narrow": {"inner": 2}, "wide": {"inner": 10, "causal": False},
     "without biases": {"biases": False},
@@ -149,7 +149,7 @@ def with_weights(block, **factors):
 @pytest.mark.parametrize("transform", [fused_attention, decomposed_attention])
 @pytest.mark.parametrize("radius", [0.05, 0.3, 0.8])
 def test_values_alone(transform, radius):
-    """No query, no key: softmax is constant, and at another token there is nothing but images of values."""
+    """Without queries and keys softmax is constant, and other tokens get nothing but images of values."""
     for seed in range(4):
         block, z = (
             with_weights(attention_block(seed, d=3, n_heads=1), q=0.0, k=0.0),
@@ -162,7 +162,7 @@ def test_values_alone(transform, radius):
 @pytest.mark.parametrize("transform", [fused_attention, decomposed_attention])
 @pytest.mark.parametrize("radius", [0.02, 0.1])
 def test_product_alone(transform, radius):
-    """Equal tokens with values zero at the centre: softmax's error is multiplied by zero and dP dV is what is left."""
+    """Equal tokens with values zero at the centre: softmax's error is multiplied by zero, and only dP dV is left."""
     for seed in range(4):
         block, z = (
             with_weights(attention_block(seed, d=3, n_heads=1), q=6.0, k=1.0),
@@ -220,17 +220,17 @@ def test_chunked_equals_plain(transform):
     plain, _ = transform(block, z)
     with smallest_chunks() as rounds:
         small, _ = transform(block, z)
-    assert rounds.count(z.m) >= 2  # loops over the shared generators, and
-    assert rounds.count(z.q) >= 2  # over the local ones
+    assert rounds.count(z.m) >= 2  # the loop over the shared generators
+    assert rounds.count(z.q) >= 2  # the loop over the local ones
     for field in "cGb":
         torch.testing.assert_close(getattr(small, field), getattr(plain, field))
     torch.testing.assert_close(small.L[:, : z.q + 6], plain.L[:, : z.q + 6])
-    # A weighted median may have a whole interval of minimisers; their radius is the same.
+    # A weighted median may have an interval of minimisers, all with the same radius.
     torch.testing.assert_close(small.radius, plain.radius)
 
 
 def test_chunked_radii_equal_plain():
-    """Each operator's radii of variants D and M; the block may hide one of them behind another bound."""
+    """The radii of every operator in variants D and M: in the block's output another bound may hide one of them."""
     block, z = attention_block(4), zonotope(5, radius=0.1)
     norm = layernorm_bounds(block.norm, z)
     p = attention_point(block.branch, norm.centre)
@@ -320,7 +320,7 @@ def with_constant(block, part: str):
 def test_decomposed_operators(radius, constant, causal):
     """At every operator: what the shared and own-token symbols leave is within the interval, and kept within kept."""
     block, z = attention_block(11, causal=causal), zonotope(12, radius=radius)
-    if constant == "zero":  # equal tokens with queries and keys zero at the centre: only their product moves the scores
+    if constant == "zero":  # equal tokens, queries and keys zero at the centre: only their product moves scores
         z = StructuredZonotope(z.c[:1].expand_as(z.c).clone(), z.G, z.L, z.b)
         n = block.norm(z.c[0])
         block = changed(block, **{f"b_{part}": -(n @ getattr(block.branch, f"w_{part}")) for part in "qkv"})

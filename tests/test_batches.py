@@ -1,4 +1,4 @@
-"""verify_many: what a spec's margins are does not depend on what else is in the batch."""
+"""verify_many: a spec's margins do not depend on the other specs of its batch."""
 
 import random
 
@@ -12,8 +12,8 @@ METHODS = ("E", "A", "F", "M", "D", "ibp", "crown", "deepz", "covenn")
 
 
 def specs_of(model, seed, count):
-    """Images; or beginnings of one text, of many lengths, of which one token or another moves: they share what comes
-    before it, and shorter ones are padded."""
+    """Specs of images; or of beginnings of one text, of many lengths, in which one token or another moves: they share
+    the tokens before it, and shorter ones are padded."""
     rng, g = random.Random(seed), generator(seed)
     text = [rng.randrange(1, 17) for _ in range(8)]
     for _ in range(count):
@@ -51,7 +51,7 @@ def test_a_batch_changes_no_margin_of_other_methods(method):
 
 
 def test_padding_changes_no_margin_as_on_a_gpu(monkeypatch):
-    """There, sequences go together that differ in length and in how many tokens move: what is missing is padding."""
+    """On a GPU, a batch has sequences of different lengths and numbers of moving tokens, and the rest is padding."""
     from zonogpt.methods import ellipsoidal
 
     monkeypatch.setitem(ellipsoidal.LEAST_MOVING, "cpu", 0.3)

@@ -113,7 +113,7 @@ def test_sums_of_a_task_and_of_all_stand_below_the_models(tmp_path):
     assert (sentences.models, sentences.count.proved, sentences.count.run) == (2, 180, 181)
     assert (both.models, both.count.proved, both.count.run) == (3, 288, 361)
     assert images.speed.paper == paper.Solved(144, 1507.2)
-    assert (sentences.all_whole, both.all_whole) == (False, False)  # the paper's sums would be of other models
+    assert (sentences.all_whole, both.all_whole) == (False, False)  # the paper's sums would be over other models
     assert tables.ours([row(method="A")], lines) is None
     shown = [[value.text for value in total] for total in all_sheets(summarise(loaded(rows, tmp_path)))["ours"].totals]
     assert [total[0] for total in shown] == ["All 1 of MNIST", "All 2 of SST-2", "All 3"]
@@ -401,7 +401,7 @@ def browser():
 
     if BROWSER is None:
         missing = "no Chromium or Chrome is installed: the page was not opened"
-        if os.environ.get("CI"):  # where the tests decide about a change, the page must have been opened
+        if os.environ.get("CI"):  # in CI, the page must have been opened
             pytest.fail(missing)
         pytest.skip(missing)
     with sync_playwright() as playwright:
@@ -426,7 +426,7 @@ def committed_page(browser, committed):
 
 
 def opened_page(browser, file, **options):
-    """The open page; afterwards, nothing may have gone wrong on it or been asked of the network."""
+    """The open page; at the end, it must have raised no error and sent no request."""
     opened = browser.new_page(viewport={"width": 1280, "height": 800}, **options)
     complaints, requests = [], []
     opened.on("console", lambda message: complaints.append(message.text))
@@ -530,7 +530,7 @@ def test_no_table_is_wider_than_its_box(committed_page):
     assert [size for size in sizes if size[1] > size[2]] == []
 
 
-# Of every element that has text of its own, its contrast (WCAG 2) to the nearest background behind it.
+# The contrast (WCAG 2) of every element with text of its own to the nearest background behind it.
 CONTRASTS = """() => {
   const light = (colour) => {
     const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map((c) => c / 255)
@@ -619,7 +619,7 @@ def test_the_committed_report_is_what_the_committed_rows_give(committed):
 
 
 def without_pictures(page):
-    """What does not hang on the version of matplotlib."""
+    """The parts of the page that do not depend on the version of matplotlib."""
     return re.sub("<svg.*?</svg>", "", page.read_text(), flags=re.DOTALL)
 
 

@@ -53,7 +53,7 @@ def rows_in(folder: Path) -> list[BenchRow]:
 
 
 def content(rows: list[BenchRow]) -> dict[str, tuple[object, ...]]:
-    """What must not depend on how a run went."""
+    """The fields of the rows that must not depend on how a run went."""
     return {row.key: (row.instance, row.claim, row.radius, row.method, row.status, row.margin) for row in rows}
 
 
@@ -298,7 +298,7 @@ def test_other_weights_are_refused(chain, tmp_path):
 
 @pytest.mark.parametrize("change", [{"layer_norm_epsilon": 1.0}, {"n_head": 4}])
 def test_another_configuration_is_refused(chain, tmp_path, change):
-    """The same weights with another epsilon or other heads are another network, of which the hash knows nothing."""
+    """The same weights with another epsilon or other heads are another network, but have the same hash."""
     shutil.copytree(chain / "models", tmp_path / "models")
     file = tmp_path / "models" / "sst-tiny-1" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
@@ -382,7 +382,7 @@ def test_the_estimate_adds_up(chain, tmp_path):
 
 
 def test_kill_9_in_the_middle(chain, tmp_path):
-    """Killed twice, once with a torn line, then run to its end: no row lost, none doubled, the same verdicts."""
+    """Killed twice, once with a torn line, then run to its end: no row is lost or doubled, no verdict is another."""
     arguments = ("bench", "run", "--instances", chain / "instances", "--trained", chain / "models", "--out", tmp_path,
                  "--methods", "ibp,E,A")  # fmt: skip
     first, second = tmp_path / "mnist-tiny-1.jsonl", tmp_path / "sst-tiny-1.jsonl"
@@ -411,7 +411,7 @@ def test_ctrl_c_says_how_to_go_on(chain, tmp_path):
 
 
 def test_two_runs_share_a_directory(chain, tmp_path):
-    """Started together: each takes the models that the other has not, and nothing is done twice."""
+    """Started together, each run takes the models that the other has not, and nothing is done twice."""
     arguments = [PROGRAM, "bench", "run", "--instances", chain / "instances", "--trained", chain / "models",
                  "--out", tmp_path, "--methods", "E,A"]  # fmt: skip
     orders = ("mnist-tiny-1,sst-tiny-1", "sst-tiny-1,mnist-tiny-1")

@@ -190,7 +190,7 @@ def test_balls_of_products_and_maps_are_as_small_as_they_can_be():
 
 @pytest.mark.parametrize("radius", [1e-6, 1e-2, 0.3, 3.0])
 def test_layernorm_of_a_ball_holds_at_all_vertices(radius):
-    """Small enough to look at every corner: d = 6."""
+    """With d = 6 every corner can be looked at."""
     norm = layer_norm(generator(0), 6)
     corners = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=6)), dtype=torch.float64)
     for seed in range(50):
@@ -201,7 +201,7 @@ def test_layernorm_of_a_ball_holds_at_all_vertices(radius):
 
 
 def test_layernorm_of_a_ball_where_the_variance_rises_more_than_it_can_fall():
-    """Almost constant tokens: the variance cannot fall below 0, but rise a lot."""
+    """Almost constant tokens: the variance cannot fall below 0, but can rise by much."""
     d, tau = 768, 1e-5
     norm = Norm(torch.ones(d, dtype=torch.float64), torch.zeros(d, dtype=torch.float64), tau)
     sign = torch.ones(d, dtype=torch.float64)
@@ -269,7 +269,7 @@ def test_interval_margins_are_no_looser_than_method_ibp():
 
 
 def test_small_radii_are_not_lost_in_rounding():
-    """1e-19 is far below what float32 can add to a centre; the bounds still feel it, in proportion."""
+    """1e-19 is far below what float32 can add to a centre, but bounds still grow in proportion to it."""
     model, ball, last, labels = batch_of_balls(1.0)
     model, ball = moved(model, torch.device("cpu"), torch.float32), Ball(ball.centre.float(), ball.radius.float())
     lost = []
@@ -364,7 +364,7 @@ def test_a_record_is_of_its_own_weights(tmp_path):
     (place / "model.safetensors").write_bytes(weights)
     with pytest.raises(ModelError, match="train it again"):
         Training.read(place)
-    with pytest.raises(ModelError, match="train it again"):  # nothing is trained over what somebody has changed
+    with pytest.raises(ModelError, match="train it again"):  # a changed model is not overwritten
         train([IMAGES], folder, tmp_path / "models")
     (place / RECORD).write_text(json.dumps({"task": "mnist"}))
     with pytest.raises(ModelError, match="not the record"):

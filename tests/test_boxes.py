@@ -1,5 +1,5 @@
-"""Input sets that are boxes and no balls: margins of every method below what is attained, a search that stays inside,
-and a clear error wherever a radius is asked for."""
+"""Input sets that are boxes but not balls: every method's margins are below attained values, the search stays inside,
+and a clear error appears wherever a radius is needed."""
 
 import dataclasses
 import itertools
@@ -30,14 +30,14 @@ IMAGE = torch.rand(6, 4, generator=generator(5), dtype=torch.float64)
 
 
 def image_box(size=2e-3, model=IMAGES):
-    """A lopsided box: every pixel has its own way down and up, some have none."""
+    """A lopsided box: every pixel has its own distances down and up, and some cannot move."""
     down, up = (size * torch.rand(6, 4, generator=generator(seed), dtype=torch.float64) for seed in (1, 2))
     down[0], up[:, 1], down[:, 1] = 0.0, 0.0, 0.0
     return Box(IMAGE - down, IMAGE + up, IMAGE, patch_map(model))
 
 
 def text_box(size=2e-3, model=TEXTS, at=(1, 3)):
-    """The last of the positions moves, and of the others nothing, or one coordinate in one direction."""
+    """A box in which the last position moves; the others stay, or move one coordinate in one direction."""
     embed = token_map(model, torch.tensor(IDS), at)
     anchor = model.embedding.tokens[torch.tensor(IDS)[list(at)]].double()
     up = torch.zeros_like(anchor)
@@ -115,7 +115,7 @@ def test_the_box_of_a_ball_has_the_margins_of_the_ball(name, method):
 
 @pytest.mark.parametrize("name", CASES)
 def test_corners_one_by_one(name):
-    """All corners of a box of few moving numbers; the attack finds the lowest of them, or lower."""
+    """All corners of a box with few moving numbers; the attack finds the lowest of them, or a lower point."""
     model, make = CASES[name]
     box = make(0.05)
     moving = (box.upper > box.lower).flatten().nonzero().flatten()[:8]
@@ -185,7 +185,7 @@ def test_a_box_and_a_ball_in_one_batch():
 
 def test_tokens_before_the_first_that_moves():
     box = text_box()
-    assert box.first_moving() == 3  # position 1 may move in other boxes, and stays in this one
+    assert box.first_moving() == 3  # position 1 is allowed to move, but does not in this box
     still = dataclasses.replace(box, lower=box.anchor, upper=box.anchor)
     assert still.first_moving() <= 1
     whole = dataclasses.replace(box, lower=box.lower - 1e-3)

@@ -1,7 +1,7 @@
-"""One thing at a time is made so large that what it rounds outweighs all else: every such thing has its own term.
+"""One quantity at a time is made so large that its rounding outweighs all else: each needs a term of its own.
 
-Sets of one point, arrays held in float32, the network in float64: the output must lie within what the step says it
-rounds. In each case one quantity is large where it cancels again, so that no other term can stand in for it.
+Sets of one point, arrays held in float32, the network in float64: the output must lie within the step's own bound of
+its rounding. In each case the large quantity cancels again, so that no other term can stand in for its term.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ def large_mean_before_attention(seed):
 
 
 def common(norm, x):
-    """A direction (d,) in which LayerNorm has the value 1 at every token: weights along it cancel against a bias."""
+    """A direction (d,) along which LayerNorm's output is 1 at every token: weights along it cancel against a bias."""
     return torch.linalg.lstsq(norm(x), torch.ones(len(x), 1).double()).solution[:, 0]
 
 
@@ -110,7 +110,7 @@ def large_values(seed):
 
 
 def large_common_value(seed):
-    """Values of size 3e4 that all tokens share: W_o sees them, and b_o takes them away."""
+    """Values of size 3e4 that all tokens share: W_o passes them on, and b_o takes them away."""
     block, x = attention_block(seed, d=D, n_heads=2), randn(generator(seed), S, D)
     shared = BIG * randn(generator(seed + 1), D)
     block = projected(block, "v", lambda w, b: (w, b + shared))
@@ -129,7 +129,7 @@ ATTENTIONS = (large_mean_before_attention, large_queries, large_keys, large_valu
 
 
 def excess_of_e(block, x):
-    """How far the block's exact output leaves the set or falls below the adjoint; x (tokens, d) is all of the set."""
+    """How far the block's exact output leaves the set or falls below the adjoint, at the only point x (tokens, d)."""
     n, d = x.shape
     z = EllipsoidalZonotope(x[None], x.new_zeros(1, n, 1, d), x.new_zeros(1, n, d, d), math.inf)
     with torch.no_grad():
@@ -173,7 +173,7 @@ def test_papers_methods(case, transform):
 
 
 def test_layernorm_with_a_tiny_tau():
-    """A constant token: nothing but rounding is left of it, and tau = 1e-12 makes it large."""
+    """A constant token: only rounding is left after centring, and tau = 1e-12 magnifies it."""
     g = generator(1)
     norm = dataclasses.replace(layer_norm(g, D), tau=1e-12)
     block = dataclasses.replace(mlp_block(1, d=D, hidden=F), norm=norm)

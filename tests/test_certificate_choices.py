@@ -25,7 +25,7 @@ from zonogpt_check.sets import InvalidError, UnreadableError, cover, sum_of
 
 
 def outcome(made, folder):
-    """What becomes of a proof when it is to be a certificate."""
+    """The outcome of writing a proof as a certificate."""
     try:
         model, spec = saved(made, folder)
     except zonogpt.ZonoGptError:
@@ -55,7 +55,7 @@ def count(population, folder):
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_ordinary_models_of_width_two(norm, tmp_path):
-    """Their LayerNorm leaves nothing but a sign: whole blocks move by rounding only, and enclosures are tied."""
+    """LayerNorm of two features leaves only a sign: whole blocks move by rounding alone, and enclosures are tied."""
     population = (ordinary(seed, 2, norm, times) for seed in (0, 3, 10, 11) for times in (1.0, 10.0))
     assert count(population, tmp_path) == {"valid": 8}
 
@@ -82,7 +82,7 @@ def test_many_tiny_images(tmp_path):
 
 @pytest.mark.slow
 def test_many_awkward_texts(tmp_path):
-    """Where numbers of 1e10 meet an epsilon of 1e-30 a proof may find no room; a file that is written is accepted."""
+    """Where numbers of 1e10 meet an epsilon of 1e-30, a proof may find no room; but every written file is accepted."""
     found = count(map(awkward, range(500)), tmp_path)
     assert found["no room"] <= 10
     assert found["valid"] > 400
@@ -93,7 +93,7 @@ CHOICES = r".*\.(t(_\w+)?|\w+_round|flat|hull|sloped|polar|rows|shift|slope|mid)
 
 @pytest.fixture(scope="module")
 def proved(tmp_path_factory):
-    """A certificate of the l_1 norm, which has every choice there is, and one with rows that have no slope."""
+    """A certificate for the l_1 norm, which has every kind of choice, and one with rows that have no slope."""
     out = []
     for norm, radius in ((1.0, 1e-3), (math.inf, 0.3)):
         folder = tmp_path_factory.mktemp("model")
@@ -153,7 +153,7 @@ def test_the_old_format_is_refused(proved):
 
 
 class Filled(Lines):
-    """A certificate whose claims are all that the checker wants them to be: its choices alone decide what is proved."""
+    """A certificate whose claims are whatever the checker needs: only its choices decide what is proved."""
 
     least: np.ndarray
 
@@ -174,7 +174,7 @@ class Filled(Lines):
 
 
 def chosen(arrays, kind, wide, rng):
-    """Another choice of one kind everywhere: weights up to three times as large or small, any flags. Larger sets."""
+    """Other choices of one kind: weights larger or smaller by up to a factor of three, any flags; and larger sets."""
     out = dict(arrays)
     for name in (n for n in arrays if n.rsplit(".", 1)[1] == kind and n != "claim.rows"):
         if arrays[name].dtype == np.bool_:
@@ -276,7 +276,7 @@ def test_a_hull_is_for_rows_without_a_slope_only(proved, monkeypatch):
 
 
 def test_a_token_without_a_slope_is_flat(proved, monkeypatch):
-    """Whatever its flags say: nothing but its range is known."""
+    """Whatever its flags say, only its range is used."""
     _, _, folder = proved[1]
     norms = []
     kept = Norm.__init__
@@ -318,7 +318,7 @@ def test_what_the_checker_rejects_is_not_written(tmp_path, monkeypatch):
 
 
 def test_the_check_reads_the_model_from_the_disk(tmp_path):
-    """Not from memory: weights that were changed after loading are noticed."""
+    """Weights that were changed in memory after loading are noticed."""
     made = ordinary(0, 8, math.inf)
     model, spec = saved(made, tmp_path / "model")
     with torch.no_grad():

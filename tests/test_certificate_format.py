@@ -30,7 +30,7 @@ def names(cell):
 
 
 def described():
-    """By name, with `t` for a block's number: type and shapes."""
+    """The described arrays by name, with `t` for a block's number: type and shapes."""
     out = {}
     for cell, kind, shape, *_ in table("array"):
         found = names(cell)
@@ -50,7 +50,7 @@ def keys(about, prefix=""):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """Files: an image and a text, all three norms; a label and linear claims."""
+    """Certificates of an image and a text, in all three norms, for a label and for linear claims."""
     folder = tmp_path_factory.mktemp("format")
     out = []
     for number, (name, seed) in enumerate([("image", 15), ("text", 3), ("text", 5), ("text", 1)]):

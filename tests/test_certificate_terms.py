@@ -1,4 +1,4 @@
-"""The checker forgets nothing: no claim may be a little smaller than what the prover, another program, has found."""
+"""The checker leaves out no term: no claim may be a little smaller than what the prover, another program, found."""
 
 import math
 import re
@@ -18,7 +18,7 @@ CLAIMS = r".*\.(Q|R_U|W|zeta|radius|half|norm\.(half|largest|delta)|loss\.(?!rou
 
 
 def shrunk(name, array, norm):
-    """Copies that are smaller at one entry of the last token, which sees all others; or in one row of the claim."""
+    """Copies of an array, smaller at one entry of the last token, which sees all others; or in one row of the claim."""
     kind = name.rsplit(".", 1)[1]
     if kind in ("W", "R_U"):
         places = [(-1, -1, 0), (0, -1, -1)]  # head, query, key
@@ -69,9 +69,9 @@ def place_of(file, folder):
     ],
 )
 def test_every_claim_is_compared_with_all_that_it_stands_for(name, norm, radius, tmp_path):
-    """They agree to some 1e-6, so a bound that lacked a term would let a claim through that is a little smaller.
+    """Prover and checker agree to some 1e-6, so a bound that lacked a term would accept a slightly smaller claim.
 
-    Not so for rounding, which has 64 times its room, and for choices, which are no claims.
+    This is not so for rounding, which has 64 times its room, nor for choices, which are not claims.
     """
     proof = proof_of(name, norm, radius, tmp_path)
     check(proof.file, proof.folder)
@@ -94,7 +94,7 @@ def test_every_claim_is_compared_with_all_that_it_stands_for(name, norm, radius,
 
 @pytest.mark.parametrize("name", ["image", "text"])
 def test_wide_sets_where_slopes_are_dropped(name, tmp_path):
-    """LayerNorms and rows of softmax of which nothing but the range is known."""
+    """Sets so wide that only the range is used of LayerNorms and rows of softmax."""
     dropped = set()
     for radius in (0.1, 0.3, 1.0):
         proof = proof_of(name, math.inf, radius, tmp_path)
@@ -106,7 +106,7 @@ def test_wide_sets_where_slopes_are_dropped(name, tmp_path):
 
 
 def test_layernorms_error_is_in_the_mlps_ellipsoid(tmp_path):
-    """With nothing from the attention before it and hardly any from GELU, the longest direction is all its own."""
+    """With no error from the attention before it and hardly any from GELU, the longest direction is LayerNorm's own."""
     net = image_model(3)
     with torch.no_grad():
         net.transformer.h[0].attn.c_proj.weight.zero_()
@@ -141,7 +141,7 @@ def test_errors_of_the_token_just_before_reach_the_last(tmp_path):
 
 
 def shortened(Q, k=-1):
-    """The last token's ellipsoid, a little too short along its k-th direction, by default the longest, and no other."""
+    """Q with the last token's ellipsoid a little too short along one direction, the k-th, by default the longest."""
     Q = Q.copy()
     values, vectors = np.linalg.eigh(Q[-1])
     Q[-1] -= 1e-3 * values[k] * np.outer(vectors[:, k], vectors[:, k])

@@ -29,7 +29,7 @@ MODELS = 100
 
 
 def place_of(file, folder):
-    """Where the checker stops."""
+    """The line at which the checker stops."""
     with pytest.raises((InvalidError, UnreadableError)) as caught:
         check(file, folder)
     return str(caught.value)
@@ -54,7 +54,7 @@ def shrink(pattern, factor=0.9):
 
 
 def one_direction(arrays, about, k):
-    """An ellipsoid that lacks a part of one direction at the last token, which always moves."""
+    """The last token's ellipsoid, too short in one direction; this token always moves."""
     names = sorted(name for name in arrays if re.fullmatch(r"block .*\.Q", name))
     name = names[k % len(names)]
     Q = arrays[name].copy()
@@ -67,7 +67,7 @@ def one_direction(arrays, about, k):
 
 
 def lopsided(arrays, about, k):
-    """Cholesky's algorithm would look at one half only."""
+    """A Gram that is not symmetric: Cholesky's algorithm would read one half only."""
     names = sorted(name for name in arrays if name.endswith(".Q"))
     name = names[k % len(names)]
     Q = arrays[name].copy()
@@ -216,7 +216,7 @@ def test_a_changed_weight_is_noticed_even_if_the_certificate_says_its_digest(tmp
 
 
 def test_a_directory_that_means_two_networks_is_refused(tmp_path):
-    """transformers and the checker would each pick one."""
+    """transformers and the checker might each pick another one."""
     proof = proofs(MODELS)[0]
     changes = {"num_attention_heads": 2}, {"num_hidden_layers": 1}, {"n_head": 0}, {"n_layer": 1e999}
     for k, change in enumerate(changes):
@@ -277,7 +277,7 @@ def test_many_rows_go_back_in_parts_and_keep_their_numbers(tmp_path):
 
 
 def test_names_are_meant_as_they_are():
-    """Weights may be called transformer.x; lines of a proof may not."""
+    """Weights may be named transformer.x; lines of a proof may not."""
     proof = proofs(MODELS)[0]
     arrays, about = contents(proof.file)
     file = rewritten(proof.file, {f"transformer.{name}": array for name, array in arrays.items()}, about)

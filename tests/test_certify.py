@@ -51,7 +51,7 @@ class Memory:
 
 
 def lasting(rows):
-    """Rows without what differs from run to run."""
+    """The rows without the fields that differ from run to run."""
     return [dataclasses.replace(row, seconds=None, attack_seconds=None, finished="", margin=None) for row in rows]
 
 

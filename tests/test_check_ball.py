@@ -21,7 +21,7 @@ def numbers(seed, shape, low=-6, high=3):
 
 
 def cases(seed, shape=(7, 5)):
-    """A ball, and a point of it: the midpoint, an end, or between."""
+    """Balls, and a point of each: the midpoint, an end, or one between."""
     rng = np.random.default_rng(seed + 100)
     mid = numbers(seed, shape)
     rad = np.abs(numbers(seed + 1, shape, -12, 0)) * (rng.random(shape) < 0.7)
@@ -91,7 +91,7 @@ def test_functions(seed):
 
 
 def test_the_radius_is_not_generous():
-    """One operation on exact numbers: a few units, no more."""
+    """One operation on exact numbers gives a radius of a few units, no more."""
     a, b = numbers(1, (50,)), numbers(2, (50,))
     for out in (Ball(a) + b, Ball(a) * b, Ball(a) / b, Ball(np.abs(a)).sqrt()):
         assert np.all(out.rad <= 16 * 2.0**-53 * np.abs(out.mid) + 1e-300)
@@ -129,7 +129,7 @@ def test_inclusion_of_ellipsoids_is_proved_not_believed():
 
 
 def test_norms_scalars_hold_for_every_length_of_the_ball():
-    """At the ends of a wide ball of lengths, the scalars are within those of the whole ball."""
+    """The scalars at the ends of a wide ball of lengths lie within those of the whole ball."""
     a0, rho, r = Ball([1.5]), Ball([0.8]), Ball([0.9])
     for mid, rad, most in ((1.0, 0.4, 0.4), (1.0, 0.9, 0.1), (0.5, 0.6, 0.2), (0.2, 0.19, 0.01)):
         met = Ball([most])
@@ -173,7 +173,7 @@ def test_strays_of_gelu_from_a_line_on_every_piece():
 
 
 def test_what_an_mlp_misses_besides_is_charged():
-    """What the output and what its norm may be off by, against a functional and what it is behind the branch."""
+    """The output's error is charged to the functional, the activation's to the functional at the hidden units."""
     rng = np.random.default_rng(2)
     outer, inner = rng.standard_normal((5, 4)), rng.standard_normal((4, 5))
     norm = SimpleNamespace(pull=lambda w, rows: (Ball(w), Ball(np.zeros(len(w)))), reach=Ball(np.zeros((3, 4))))

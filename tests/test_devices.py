@@ -88,7 +88,7 @@ def test_every_method(method, name, device):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("norm", [math.inf, 2.0, 1.0])
 def test_attack(norm, name, device):
-    """The model at home and the work there, or both there; the spec built with either."""
+    """The model on the CPU and the work on the device, or both there; the spec built with either model."""
     model = MODELS[name]
     at = moved(model, device, model.dtype)
     for radius in (SMALL, LARGE):
@@ -128,7 +128,7 @@ def test_float32_arithmetic_and_claims_of_ones_own(name, device):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_searches_take_a_spec_from_anywhere(name, device):
-    """One claim of many is a matrix made on the CPU: `bench run --attack` replayed it beside a model on the GPU."""
+    """One claim of many is a matrix made on the CPU, and `bench run --attack` replays it with a model on the GPU."""
     model = MODELS[name]
     net = moved(model, device, torch.float64)
     for spec in (one_claim(ball(net, LARGE), 0), ball(model, LARGE)):

@@ -50,7 +50,7 @@ def test_extras_by_need():
 
 
 def test_everything_has_its_pin():
-    """What continuous integration installs is said to the digit."""
+    """Every package that continuous integration installs has an exact version."""
     pinned = packages((ROOT / "constraints.txt").read_text().replace("#", "-").splitlines()[1:])
     extras = WHOLE["optional-dependencies"].values()
     wanted = packages([*WHOLE["dependencies"], *(one for extra in extras for one in extra)])

@@ -63,7 +63,7 @@ def test_reduction_only_widens_and_keeps_the_radius(limit):
 
 
 def test_reduction_is_symbol_by_symbol():
-    """Kept generators keep their symbol: what is left after subtracting them fits in the interval."""
+    """Kept generators keep their symbols: the rest fits in the interval."""
     z = zonotope(4, S=3, d=4, m=6, q=5)
     out = reduce(z, 8)
     kept_shared = [next(j for j in range(z.m) if torch.equal(z.G[j], g)) for g in out.G]
@@ -147,7 +147,7 @@ def test_finite_values_pass():
 
 
 def test_sums_of_short_generators_are_rounded_up_in_their_own_type():
-    """One generator of 1 and 4,095 of 2^-25, which float32 loses one by one."""
+    """One generator of 1 and 4,095 of 2^-25, each of which float32 loses when it is added."""
     m, d = 4096, 4
     G = torch.full((m, 1, d), 2.0**-25)
     G[0] = 1.0

@@ -46,13 +46,13 @@ def square(Q, w):
 
 
 def lowest_eigenvalue(difference):
-    """Of a symmetric matrix, in units of its largest entry."""
+    """The lowest eigenvalue of a symmetric matrix, in units of its largest entry."""
     difference = (difference + difference.mT) / 2
     return float((torch.linalg.eigvalsh(difference)[..., 0] / difference.abs().amax((-1, -2)).clamp(min=1e-300)).min())
 
 
 def image_that_cancels(g, d):
-    """A factor (d, 1) and a map (d, d) that sends it to zero but for rounding."""
+    """A factor (d, 1) and a map (d, d) that sends it to zero up to rounding."""
     F, A = randn(g, d, 1), randn(g, d, d)
     return F, A - F @ (F.mT @ A) / F.square().sum()
 
@@ -82,7 +82,7 @@ def test_centred_grams_contain_the_exact_ones(seed):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_centred_images_contain_the_exact_ones(seed):
-    """Of an image that is all rounding the antisymmetric part is as large as the rest; means of rows would see it."""
+    """The antisymmetric part of an image that is all rounding is as large as the rest; means of rows would see it."""
     g = generator(seed)
     F, A = image_that_cancels(g, 7)
     Q = symmetrised(F @ F.mT)
@@ -182,7 +182,7 @@ def test_lambda_max_is_never_rounded_below(squarings):
 
 
 def seen_at(block, before, z, centre):
-    """What all tokens of z see where LayerNorm's output is `centre`, and the point there."""
+    """The sources, if LayerNorm's output is `centre` at all tokens of z, and the point there."""
     of, source = block.branch, sources(block, z, exact_prefix(block, before), LIMIT)
     K, V = (of.split_heads(dense(source.prefix.before(centre), w, b)) for w, b in of.projections[1:])
     source = dataclasses.replace(source, norm=dataclasses.replace(source.norm, centre=centre), K=K, V=V)
@@ -289,7 +289,7 @@ def test_a_token_that_moves_no_score_because_query_and_key_cancel(seed):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_centring_rounds_less_than_is_said(dtype):
-    """Of tangents and of z0 times them, at every sign of the symbols; `checker` bounds it coordinate by coordinate."""
+    """Centring of tangents and of z0 times them, at all signs of the symbols; `checker` bounds it by coordinates."""
     for seed in range(4):
         g, d, m = generator(seed), 6, 5
         norm, c = layer_norm(g, d), 3 * randn(g, 1, 1, d)

@@ -15,7 +15,7 @@ WIDTHS = torch.cat([torch.logspace(-9, 1.3, 60), torch.tensor([0.0, 0.4999, 0.5,
 
 
 def softmax_step(log_P, *bounds):
-    """Of a row whose probabilities are taken as exact."""
+    """The step of a row whose probabilities count as exact."""
     return step_of_rounded_row(log_P, *bounds, torch.zeros_like(log_P[..., 0]))
 
 
@@ -122,7 +122,7 @@ def test_contract_of_the_step(seed, rank, products, width, heavy):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_bounds_are_attained_up_to_a_factor(seed):
-    """For small changes the error is nothing but half of what the second-order term spans."""
+    """For small changes the error is just half of the second-order term's range."""
     log_P, F, R_U = case(seed, 4, 1e-3)
     step = softmax_step(log_P, F.norm(dim=-1), 0 * R_U, F @ F.mT, torch.ones_like(log_P))
     W, P = F.norm(dim=-1), log_P.exp()
@@ -131,7 +131,7 @@ def test_bounds_are_attained_up_to_a_factor(seed):
 
 
 def test_a_key_far_below_the_smallest_float_may_wake_up():
-    """P_1 < e^-60 and W_1 > 60: an exponent that is clamped before it meets log P hides a heavy key."""
+    """P_1 < e^-60 and W_1 > 60: an exponent clamped before log P is added would hide a heavy key."""
     log_P = torch.tensor([0.0, -70.0]).double().log_softmax(-1).reshape(1, 1, 1, 2)
     linear = torch.tensor([1e-6, 75.0]).double().reshape(1, 1, 1, 2)
     gram = torch.diag_embed(linear.square())
@@ -148,7 +148,7 @@ def test_a_key_far_below_the_smallest_float_may_wake_up():
 
 
 def test_a_key_falls_when_only_others_move():
-    """P = (1/2, 1/4, 1/4), scores moving by (0, w, -w): the first key keeps its score and loses to Z."""
+    """P = (1/2, 1/4, 1/4), scores moving by (0, w, -w): the first key keeps its score, but falls because Z grows."""
     P = torch.tensor([0.5, 0.25, 0.25]).double()
     F = torch.tensor([0.0, 1.0, -1.0]).double().reshape(1, 1, 1, 3, 1)
     step = softmax_step(
@@ -168,7 +168,7 @@ def test_masked_keys_take_no_part():
 
 
 def test_largest_zeta_uses_all_keys_together():
-    """Keys that cannot all move at once: the Gram knows, the single bounds do not."""
+    """Keys that cannot all move at once: the Gram shows that, the single bounds do not."""
     S = 12
     log_P = torch.zeros(1, 1, 1, S).double().log_softmax(-1)
     F = torch.eye(S).double().reshape(1, 1, 1, S, S) - 1 / S
@@ -189,7 +189,7 @@ def flushed():
 
 
 def sleeping_key(reach, level=-708.9):
-    """A key with log P = `level` that wakes up when its score rises by up to `reach`; values 0 and 1."""
+    """A key with log P = `level` that gains weight when its score rises by up to `reach`; values 0 and 1."""
     log_P = torch.tensor([0.0, level], dtype=torch.float64).reshape(1, 1, 1, 2).log_softmax(-1)
     W = torch.tensor([0.0, reach], dtype=torch.float64).reshape(1, 1, 1, 2)
     value = torch.tensor([0.0, 1.0], dtype=torch.float64)
@@ -201,7 +201,7 @@ def sleeping_key(reach, level=-708.9):
 @pytest.mark.parametrize("reach", [1.0, 600.0, 705.0, 708.0])
 @pytest.mark.parametrize("level", [-708.0, -708.9, -720.0, -744.0, -800.0])
 def test_a_key_that_underflowed_has_no_slope(flushed, reach, level):
-    """Its slope may be 1e303 and its P is 0 as computed: the product says nothing of the move."""
+    """Its slope may be 1e303 and its computed P is 0: their product does not describe how it moves."""
     log_P, W, value, moves, s = sleeping_key(reach, level)
     P = log_P.exp()
     for share in torch.linspace(-1, 1, 201, dtype=torch.float64):

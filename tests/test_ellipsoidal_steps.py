@@ -60,7 +60,7 @@ def attention_step(block, z, before=None, queries=None, limit=LIMIT):
 
 
 def with_errors(source, merged):
-    """The sources with other errors of their tokens, behind LayerNorm."""
+    """The sources with other errors `merged` at LayerNorm's output."""
     of = source.attention
     KK = head_grams(merged, of.w_k, of.n_heads)
     return dataclasses.replace(source, merged=merged, KK_heads=KK, VV=sandwich(merged, of.w_v))
@@ -149,7 +149,7 @@ def test_layernorm_pull_is_a_lower_bound(seed, reach, p):
 @pytest.mark.parametrize("reach", [0.1, 0.3, 0.6, 0.9, 1.2, 2.0, 3.0])
 @pytest.mark.parametrize("kind", ["symbol", "ellipsoid"])
 def test_layernorm_of_two_features_is_nearly_exact(kind, reach, tau):
-    """d = 2 leaves one dimension behind the mean: no cover is loose, so no term can be missing."""
+    """With d = 2 one dimension is left beside the mean: no cover is loose, so no term can be missing."""
     norm = Norm(torch.tensor([1.0, 1.0]).double(), torch.zeros(2).double(), tau)
     for size in (1.0, -1.0):
         z0 = torch.tensor([[[size, -size]]]).double()
@@ -219,7 +219,7 @@ def attention_case(seed, reach, p=math.inf, S=4, d=4, heads=2, first=0, queries=
     return block, before, z, source, branch_point(source, Queries(first, index))
 
 
-# Of 4 tokens: which move, which ask, what they see, how wide the heads are.
+# Cases of 4 tokens: which move, which are queries, what they see, how wide the heads are.
 CASES = (
     {}, {"first": 2}, {"causal": False}, {"queries": (3,)}, {"first": 1, "queries": (1, 2)}, {"queries": (0, 2)},
     {"first": 1, "queries": (0, 2), "causal": False}, {"inner": 2}, {"inner": 10, "first": 1, "causal": False},
@@ -233,7 +233,7 @@ def projected(block, n):
 
 
 def changes(block, before, pt, z, noise):
-    """Exact changes against the point: dQ (N,H,I,e), dK, dV (N,H,n,e), scores dU (N,H,I,S), P (N,H,I,S)."""
+    """Exact changes from the point: dQ (N,H,I,e), dK, dV (N,H,n,e), scores dU (N,H,I,S), P (N,H,I,S)."""
     x = torch.cat([before.expand(BATCH, -1, -1), point(z, noise)], dim=1)
     q, k, v = projected(block, block.norm(x))
     q = q[:, :, pt.queries.among_all]
@@ -422,7 +422,7 @@ def test_attention_step_contains_the_block(seed, reach, case):
 @pytest.mark.parametrize("reach", [(0.3, 0.0), (1.0, 0.0), (0.0, 0.3), (0.3, 0.3)])
 @pytest.mark.parametrize("seed", range(24))
 def test_attention_pull_where_bounds_are_nearly_tight(seed, reach):
-    """One head of one feature, one symbol, two or three tokens: hardly any slack to hide a missing term in."""
+    """One head of one feature, one symbol, two or three tokens: hardly any slack is left to hide a missing term."""
     S = 2 + seed % 2
     block = attention_block(seed, d=2, n_heads=1 + seed % 2, scale=1.0)
     z = ellipsoidal(seed + 50, n=S, d=2, m=1, radius=reach[0], error=reach[1])
@@ -470,7 +470,7 @@ def test_old_errors_keep_the_skip(name):
 
 
 def test_single_key_is_exact_and_softmax_is_silent():
-    """The first token of a causal model sees one key: P = 1 whatever moves, so only values pass."""
+    """The first token of a causal model sees one key: P = 1 whatever moves, so only values change its output."""
     block, before, z, *_ = attention_case(2, (3.0, 1.0), S=3)
     _, step = attention_step(block, z, before)
     assert float(step.softmax.total[:, :, 0].abs().max()) < 1e-12
@@ -519,7 +519,7 @@ def test_row_minkowski_contains_sums():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_heavy_weight_in_a_direction_that_the_error_hardly_has(seed):
-    """A column of W_1 of size 1e9, orthogonal to all but 1e-9 of LayerNorm's error: w^T Q w rounds to nothing."""
+    """A column w of W_1 of size 1e9, orthogonal to all but 1e-9 of LayerNorm's error: w^T Q w rounds to zero."""
     g = generator(seed)
     d, radius = 5, 0.25
     norm = Norm(torch.ones(d).double(), torch.zeros(d).double(), 1e-5)

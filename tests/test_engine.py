@@ -53,7 +53,7 @@ def processes(called: str) -> list[int]:
 
 
 class KillOne:
-    """Called with every row: kills one worker as soon as it is told of the first."""
+    """Is called with every row, and kills one worker at the first."""
 
     def __init__(self, called: str) -> None:
         self.called, self.seen, self.killed = called, 0, 0
@@ -66,8 +66,8 @@ class KillOne:
 
 
 def assert_same_rows(found, wanted):
-    """But for what differs from run to run: times, and the last bits of margins, as a job begun anew has a smaller
-    batch."""
+    """The rows are the same, but for what differs from run to run: times, and the last bits of margins, because a job
+    that is begun anew has a smaller batch."""
     volatile = {"margin": None, "attack_margin": None, "seconds": None, "attack_seconds": None, "finished": ""}
     for one, other in zip(found, wanted, strict=True):
         assert dataclasses.replace(one, **volatile) == dataclasses.replace(other, **volatile)
@@ -111,7 +111,7 @@ def test_certify_on_two_nodes_with_a_killed_worker(two_nodes, undisturbed, tmp_p
 
 
 def test_compare_in_worker_processes():
-    """Also of a method whose radii are those of `zonogpt radius`; nothing is batched here, so radii are the same."""
+    """One method has the radii of `zonogpt radius`. Nothing is batched here, so radii are the same."""
     search = {"methods": ("E", "ibp", "attack"), "low": 1e-4, "high": 1.0, "tolerance": 0.5}
     wanted = zonogpt.compare(MODEL, Images(2), **search)
     found = zonogpt.compare(MODEL, Images(2), **search, workers=2)
@@ -145,7 +145,7 @@ class Say:
 
 @dataclasses.dataclass(frozen=True)
 class Speakers:
-    """Its workers say their jobs' names; one of these kills them, another is an error."""
+    """A task whose workers return their jobs' names; one job kills its worker, another raises an error."""
 
     @property
     def device(self):

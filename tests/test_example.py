@@ -1,4 +1,4 @@
-"""The paper's worked example: its numbers, its slips, and what the caps make of it."""
+"""The paper's worked example: its numbers, its slips, and the effect of the caps."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Executions in float32: whatever the order of summation, no block differs by more than is said."""
+"""Executions in float32: whatever the order of summation, no block is off by more than its bound."""
 
 import dataclasses
 import math
@@ -58,7 +58,7 @@ def as_it_is(x):
 
 
 def flushed(x):
-    """What is below the smallest normal number is zero: results and operands, as some processors are set."""
+    """x with numbers below the smallest normal one set to zero, as some processors treat results and operands."""
     return np.where(np.abs(x) < np.finfo(F32).tiny, F32(0), x).astype(F32)
 
 
@@ -178,7 +178,7 @@ def test_layernorm(seed, order, variance):
     assert ((executed - norm(wide)).abs() <= error).all()
     theirs = torch.nn.functional.layer_norm(x, (d,), norm.gamma.float(), norm.beta.float(), norm.tau).double()
     assert ((theirs - norm(wide)).abs() <= error).all()
-    # The bound is about the same things: the token whose mean is large loses most.
+    # The bound has the same causes: it is largest at the token whose mean is large.
     assert float(error[0].max()) > 20 * float(error[2].max())
 
 
@@ -212,7 +212,7 @@ def is_of_mlp(kind):
     return "mlp" in kind or kind == "sequential"
 
 
-# Nothing that is added; heads whose width is not the tokens', and all keys.
+# Blocks without biases; heads whose width is not the tokens'; all keys visible.
 EXECUTED = [(kind, case) for kind in TRANSFORMS for case in ({}, {"biases": False})]
 EXECUTED += [
     (kind, case)
@@ -225,7 +225,7 @@ EXECUTED += [
 @pytest.mark.parametrize(("kind", "case"), EXECUTED)
 @pytest.mark.parametrize("seed", range(4))
 def test_blocks_contain_every_execution(seed, kind, case):
-    """Sets of one point: what is around the centre is for executions, and these are really off."""
+    """Sets of one point: the output set beyond its centre is for executions, and these do differ from the centre."""
     S, d = 4, 12
     block = float32_numbers(
         mlp_block(seed, d=d, hidden=24, **case)
@@ -249,7 +249,7 @@ def tiny_block(seed, is_mlp, d, small):
     """A block in which something underflows at the place `small`, and is magnified again by weights of up to 1e37."""
     block = mlp_block(seed, d=d, hidden=24) if is_mlp else attention_block(seed, d=d, n_heads=3, scale=0.4)
     norm = dataclasses.replace(block.norm, beta=0 * block.norm.beta, tau=1e-14)
-    if small == "squares":  # beside an epsilon that is not much larger than what they lose
+    if small == "squares":  # with an epsilon not much larger than what they lose
         return dataclasses.replace(block, norm=dataclasses.replace(norm, tau=1e-36))
     if small == "output":
         norm = dataclasses.replace(norm, gamma=1e-38 * norm.gamma)
@@ -287,7 +287,7 @@ PLACES = [
 @pytest.mark.parametrize(("kind", "small"), PLACES)
 @pytest.mark.parametrize("seed", range(3))
 def test_blocks_contain_executions_that_underflow(seed, kind, small):
-    """Denormal numbers, or zeros in their place. Real arithmetic, and what float32 rounds, see nothing of it."""
+    """Denormal numbers, or zeros in their place: neither real arithmetic nor float32's units account for them."""
     S, d = 4, 12
     block = float32_numbers(tiny_block(seed, is_of_mlp(kind), d, small))
     x = ((1e-19 if small == "squares" else 1e-6) * randn(generator(seed), S, d)).float()
@@ -423,7 +423,7 @@ def test_embeddings_of_small_numbers():
 @pytest.mark.parametrize("method", ["E", "A", "F", "M", "D", "ibp"])
 @pytest.mark.parametrize("what", ["layernorm", "mean"])
 def test_where_layernorm_or_the_mean_of_tokens_may_overflow_nothing_is_said(method, what):
-    """Weights behind them make the outputs small again, in real arithmetic."""
+    """Later weights make the outputs small again, in real arithmetic."""
     cfg = image_config(n_embd=8, n_head=2, n_layer=1, num_labels=2, n_positions=24)
     cfg.patch_size = (1, 1)
     hf = text_classifier(0, config(num_labels=2)) if what == "layernorm" else image_model(0, cfg)
@@ -540,7 +540,7 @@ def test_a_method_that_estimates_rounding_says_nothing_about_executions():
 
 @pytest.mark.parametrize("method", ["E", "A", "ibp"])
 def test_where_an_execution_may_overflow_nothing_is_said(method):
-    """Tokens of size 1e20: real arithmetic does not mind, float32's squares are infinite and its answer is NaN."""
+    """Tokens of size 1e20: fine in real arithmetic, but squares in float32 are infinite and its answer is NaN."""
     hf = image_model(0, image_config(n_embd=8, n_head=2, n_layer=1, num_labels=2))
     with torch.no_grad():
         for part in (hf.projection.weight, hf.projection.bias, hf.transformer.wpe.weight):

@@ -116,7 +116,7 @@ def test_falsified_is_found_replayed_and_inside(norm):
 
 
 class Stubborn(HuggingFaceModel):
-    """Answers as the model does to IMAGE, and with the same label, by 1, to everything else."""
+    """A judge that answers IMAGE as the model does, and everything else with the same label, by a margin of 1."""
 
     def __init__(self, net, label):
         super().__init__(net)
@@ -129,7 +129,7 @@ class Stubborn(HuggingFaceModel):
 
 
 def test_what_does_not_replay_is_unknown():
-    """An original with other weights, or none at all: the input is real for the IR, and still it does not count."""
+    """With an original of other weights, or with none, an input that breaks the claim in the IR does not count."""
     model = zonogpt.load(image_model(1))
     spec = zonogpt.image_ball(model, IMAGE, 8.0, clip=(-9.0, 9.0))
     assert zonogpt.verify(model, spec, attack=True).status == "falsified"
@@ -147,7 +147,7 @@ def test_what_does_not_replay_is_unknown():
 
 
 def test_a_broken_input_that_is_not_replayed_forbids_a_proof(monkeypatch):
-    """Should bounds ever contradict an input that was seen, no verdict is given for the bounds."""
+    """If bounds ever contradict an input that was seen, the verdict is not theirs."""
     model = zonogpt.load(image_model(1))
     spec = zonogpt.image_ball(model, IMAGE, 8.0, clip=(-9.0, 9.0))
     let_method_e_claim_anything(monkeypatch, 2)
@@ -194,7 +194,7 @@ def test_near_ties_are_not_falsified_by_rounding():
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_deadline_stops_the_search(norm):
-    """Behind the deadline nothing but the anchor is looked at."""
+    """After the deadline only the anchor is looked at."""
     model = zonogpt.load(image_model(1).double())
     spec = zonogpt.image_ball(model, IMAGE, 0.1, norm=norm)
     clean = float(spec.claim.margins(model.forward(spec.input.embed(spec.input.anchor))).min())
@@ -231,7 +231,7 @@ def test_planted_counterexamples_are_never_proved_away(name):
 
 
 def test_planted_models_are_honest_without_their_trigger():
-    """The set is no set of broken models: much smaller balls around the same inputs are proved."""
+    """These models are not broken: much smaller balls around the same inputs are proved."""
     for name in ("rows", "text"):
         for case in cases(name)[:2]:
             assert zonogpt.verify(case.model, case.spec.shrunk(1e-4 * case.spec.radius)).status == "verified"

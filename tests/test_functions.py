@@ -1,4 +1,4 @@
-"""Scalar functions: every value between the ends is in the range, the strip and between the lines; none is wasteful."""
+"""Scalar functions: every value lies in the range, in the strip and between the lines; none of these is wasteful."""
 
 import math
 
@@ -72,7 +72,7 @@ def test_contracts(name, seed):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_contracts_in_float32_hold_for_exact_values(name):
-    """Slopes and offsets of float32, applied in float64 to points in between, against float64 values."""
+    """Slopes and offsets from float32, applied in float64 to points in between, against values in float64."""
     f = DOMAINS[name][0]
     box = boxes(name, 3000, 2, torch.float32)
     strip, lines = f.strip(box), f.lines(box)
@@ -175,7 +175,7 @@ def test_overflowed_lines_become_the_range():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_ranges_in_float32_contain_the_exact_values_of_points(name):
-    """Of a point nothing is left but what computing its value rounds."""
+    """The range of a point is just the rounding of its value."""
     f, low, high = DOMAINS[name]
     t = torch.linspace(low, high, 20_000).clamp(low, high)
     box, exact = f.range(Interval(t, t)), f(t.double())

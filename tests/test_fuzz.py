@@ -19,8 +19,8 @@ def decade(r: random.Random, low: float, high: float) -> float:
 def random_model(r: random.Random, g: torch.Generator, length: int | None = None) -> Model:
     """One to three blocks in any order, head width 1 too, weights over several decades, zero and negative gammas.
 
-    With a `length` in tokens, also what no GPT-2 has: heads of any width, biases left out, heads that read the first
-    token or weights of any sign.
+    With a `length` in tokens, also things that no GPT-2 has: heads of any width, missing biases, and outputs read from
+    the first token or with weights of any sign.
     """
 
     def randn(*shape: int) -> Tensor:

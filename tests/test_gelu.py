@@ -136,7 +136,7 @@ def test_float32_contains_float64_values(low, width):
 
 
 def test_curvature_in_float32_contains_that_of_float64():
-    """At one point nothing is left of the range but what it rounds."""
+    """At one point the range is just its rounding."""
     t = torch.linspace(-6, 6, 4001)
     bend_low, bend_high = curvature_range(t, t)
     g2 = second_derivative(t.double())

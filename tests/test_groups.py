@@ -1,4 +1,4 @@
-"""Claims whose rows stand in groups: of every group any row may hold, for each input another one."""
+"""Claims with groups of rows: in every group some row must hold, and not the same one for every input."""
 
 import dataclasses
 import itertools
@@ -29,7 +29,7 @@ def ball(radius):
 
 
 def either_way(spec, gap):
-    """Output 0 is at least `gap` above its value at the anchor, or not: rows, offsets. True with a gap below zero."""
+    """Rows and offsets: output 0 is `gap` above its value at the anchor, or `gap` below. True with a gap below zero."""
     here = float(outputs(spec, spec.input.anchor)[0])
     return [[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0]], [-here - gap, here - gap]
 

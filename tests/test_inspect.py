@@ -130,7 +130,7 @@ print(json.dumps(out))
 
 
 def predicted_and_seen(folder, sizes, tokens, methods):
-    """Bytes by method, of a fresh process; it stands for Python with torch and transformers by PROCESS_BYTES."""
+    """Bytes by method, predicted and seen in a fresh process; Python with torch and transformers is PROCESS_BYTES."""
     command = [sys.executable, "-c", MEASURE, json.dumps(sizes), str(tokens), ",".join(methods), str(folder)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert run.returncode == 0, run.stderr[-2000:]
@@ -149,7 +149,7 @@ GRID = {
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak of a part of a run is known on Linux only")
 @pytest.mark.parametrize("name", GRID)
 def test_language_models_take_no_more_than_is_predicted(tmp_path, name):
-    """The rows of the claim, the model's float64 copies and its judge are counted; and not twice."""
+    """The claim's rows, the model's float64 copies and its judge are counted, each once."""
     sizes, tokens = GRID[name]
     for method, (predicted, seen) in predicted_and_seen(tmp_path, sizes, tokens, ("E", "M", "ibp")).items():
         assert seen <= predicted <= 2 * seen + 200 * 2**20, (method, predicted / GIB, seen / GIB)
@@ -171,7 +171,7 @@ def test_a_gpu_gets_what_helps_and_no_more():
     assert filling_batch(sizes_of("cuda")) == 11  # see benchmarks/batches.py
     assert filling_batch(sizes_of("cuda", n_tokens=300)) == 1
     assert filling_batch(sizes_of("cuda", width=64)) > 1000  # small calls are worth joining
-    assert filling_batch(sizes_of("cpu")) > 10**9  # there the budget is the limit
+    assert filling_batch(sizes_of("cpu")) > 10**9  # on a CPU the budget is the limit
     text = sizes_of("cuda")
     together = plan_ellipsoidal(text, 8, filling_batch(text), None).peak_bytes
     assert together < 40 * GIB
@@ -181,7 +181,7 @@ def test_a_gpu_gets_what_helps_and_no_more():
 
 
 def test_batches_stop_where_the_device_is_full(monkeypatch):
-    """However much is free: a device that is full with the ellipsoids of 8 such texts gets 8."""
+    """However much memory is free, a device that the ellipsoids of 8 such texts fill gets batches of 8."""
     model = zonogpt.load(language_model())
     specs = [zonogpt.embedding_ball(model, [1 + i, 2, 3, 4], [0], 1e-3) for i in range(12)]
     assert [len(batch) for batch in METHODS["E"].batches(model, specs, Numerics())] == [12]
@@ -200,7 +200,7 @@ def test_rows_of_the_claim_are_planned_for():
 
 
 def test_the_run_holds_one_copy_in_float64():
-    """And in float32 one if, and only if, the method sees rounding through it; the hint's runs share them."""
+    """And one in float32 exactly if the method estimates rounding by it; the hint's runs share both."""
     model = zonogpt.load(language_model())
     spec = zonogpt.embedding_ball(model, [1, 2], [0], 0.5)
     for method, wanted in (("E", [torch.float64]), ("ibp", [torch.float64]), ("crown", [torch.float64, torch.float32])):
@@ -227,7 +227,7 @@ def test_bad_options():
 
 
 def test_time_is_told_where_it_can_be(monkeypatch):
-    """Twice the work at the same speed takes longer, twice the speed less; one digit is all that is said."""
+    """Twice the work at the same speed takes longer, twice the speed takes less; the prediction has one digit."""
     text = zonogpt.load(language_model())
     assert zonogpt.inspect(text).seconds is None
     monkeypatch.setattr(inspection, "multiply_adds_per_second", lambda device: 1e6)

@@ -1,4 +1,4 @@
-"""The interval of a structured zonotope that is too small for generators of its own."""
+"""Intervals of structured zonotopes that are too small for generators of their own."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ from zonogpt.transforms.structured.mlp import fused_mlp, sequential_mlp
 @pytest.mark.parametrize("name", ["fused", "decomposed", "sequential mlp", "fused mlp"])
 @pytest.mark.parametrize("seed", range(3))
 def test_intervals_are_taken_as_they_are(seed, name):
-    """Behind a block the interval's symbols are gone: what they do is part of the block's own error."""
+    """After a block the interval has no symbols left: its image is part of the block's own error."""
     z = zonotope(seed, radius=0.02)
     boxed = dataclasses.replace(z, b=0.03 * torch.rand(z.c.shape, generator=generator(seed)).double())
     block = mlp_block(seed) if "mlp" in name else attention_block(seed)
@@ -25,7 +25,7 @@ def test_intervals_are_taken_as_they_are(seed, name):
         "sequential mlp": sequential_mlp, "fused mlp": fused_mlp,
     }[name]  # fmt: skip
     out, _ = transform(block, boxed)
-    # The same points with symbols for the interval, which the output does not know.
+    # The same points, with symbols for the interval that the output does not have.
     known = convert(boxed)
     silent = torch.zeros_like(known.L[:, z.q :])
     placed = dataclasses.replace(out, L=torch.cat([out.L[:, : z.q], silent, out.L[:, z.q :]], dim=1))

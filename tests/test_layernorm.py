@@ -76,7 +76,7 @@ def test_contract_where_one_term_rules(along, size):
 
 @given(a0=st.floats(1e-5, 10), lin=st.floats(-0.99, 0.99), quad=st.floats(0, 2), slack=st.floats(0.3, 1))
 def test_rho_remainders(a0, lin, quad, slack):
-    """Each of A, B and the two forms of d_rho alone: the sharp corners of (lin, quad) are among the examples."""
+    """A, B and the two forms of d_rho, each alone; the examples include the sharp corners of (lin, quad)."""
     t = [torch.tensor([x], dtype=torch.float64) for x in (a0, a0 * lin, a0 * quad)]
     a = t[0] + t[1] + t[2]
     a_min = torch.minimum(a, t[0]) * slack
@@ -175,7 +175,7 @@ def test_overflowing_radius_stays_finite():
 
 @pytest.mark.parametrize(("dtype", "scale"), [(torch.float64, 1e70), (torch.float64, 1e-70), (torch.float32, 1e11)])
 def test_large_activations_do_not_lose_the_remainder(dtype, scale):
-    """The remainders are those of the same token at scale 1, times 1/scale: no power of a may underflow on the way."""
+    """The remainders are those of the same token at scale 1, divided by the scale: no power of a may underflow."""
     a0, a_min, r_lin, r_quad = (torch.tensor([x], dtype=dtype) for x in (1.0, 0.4, 0.5, 0.3))
     small = rho_remainders(a0, a_min, r_lin, r_quad)
     large = rho_remainders(
@@ -198,7 +198,7 @@ def test_chunked_equals_plain():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_tangents_in_a_short_type_are_off_by_less_than_is_said(dtype):
-    """So small a set that the error of LayerNorm itself is nothing beside what applying J in this type rounds."""
+    """The set is so small that LayerNorm's own error is nothing beside the rounding of J in this type."""
     for seed in range(4):
         g, d = generator(seed), 6
         norm, c = layer_norm(g, d), randn(g, 3, d)

@@ -1,5 +1,5 @@
 """The scalar lemmas, over their whole ranges, by ball arithmetic and exact polynomials: the counterpart of the paper's
-Lean files. Samples prove nothing here: a range is cut into balls until every one of them is decided."""
+Lean files. Nothing is sampled: a range is cut into balls until every one of them is decided."""
 
 import math
 
@@ -25,8 +25,8 @@ def ball(low, high):
 
 
 def everywhere(holds, low, high, depth=30):
-    """Whether `holds(ball)` is True on a subdivision of [low, high]; it must not return True for a ball unless it is
-    true of all its points."""
+    """Whether `holds(ball)` is True for all balls of some subdivision of [low, high]; it may return True for a ball
+    only if it holds at all of its points."""
     todo = [(low, high, 0)]
     while todo:
         a, b, level = todo.pop()
@@ -67,7 +67,7 @@ def gap(t):
 def test_the_gap_between_relu_and_gelu_is_at_most_e_max():
     e_max = arb(relu_gap())
     assert everywhere(lambda t: gap(t) <= e_max, 0.0, 8.0)
-    # Behind 8, t exp(-2 h(t)) falls: 1/t < 2 h'(t).
+    # Beyond 8, t exp(-2 h(t)) falls: 1/t < 2 h'(t).
     assert arb(1) / 8 < 2 * K0
     assert 8 * (-2 * h(arb(8))).exp() <= e_max
     # It is attained to 0.2 %.
@@ -91,11 +91,11 @@ def test_gelu_is_nowhere_steeper_than_said():
 
 @pytest.mark.parametrize("width", [1e-6, 1e-3, 0.05, 0.4, 3.0])
 def test_curvature_ranges_hold_on_intervals_that_cover_the_line(width):
-    """Of widths from 0.05 on every t in [-10, 10] lies in one of them; wide intervals are cut into balls."""
+    """From a width of 0.05 on, every t in [-10, 10] lies in one of the intervals; wide ones are cut into balls."""
     if width >= 0.05:
         ends = torch.linspace(-10, 10, math.ceil(20 / width) + 1).double()
         low, high = ends[:-1], ends[1:]
-    else:  # too many to cover the line: some of them
+    else:  # too many would be needed to cover the line: some of them
         low = 20 * torch.rand(400, generator=generator(1)).double() - 10
         high = low + width
     least, most = curvature_range(low, high)
@@ -120,7 +120,7 @@ def test_softmax_lemma():
         return total
 
     assert everywhere(lambda t: integral(t, 0) > 0 and integral(t, 1) > 0, -40.0, 40.0)
-    # The integral is phi: on balls away from zero the two overlap.
+    # The integral is phi: on balls away from zero, both sides overlap.
     for low in (-30.0, -3.0, 0.5, 2.0, 20.0):
         t = ball(low, low + 0.25)
         assert (integral(t, 0) - 2 * (t.exp() - 1 - t) / t**2).contains(0)
@@ -140,7 +140,7 @@ def exact_psi(t):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_softmax_scalars_as_computed(dtype):
-    """psi, log phi and the chord at computed points, with everything they round, against balls."""
+    """psi, log phi and the chord as computed, rounding included, against balls."""
     g = generator(3)
     W = torch.cat([10.0 ** (11 * torch.rand(700, generator=g).double() - 9), 0.5 + 0.01 * torch.rand(100, generator=g)])
     W = torch.cat([W, torch.tensor([0.5, 0.49999, 80.0])]).to(dtype).clamp(max=80)

@@ -17,7 +17,7 @@ IDS = [3, 5, 1]
 
 
 def same_model(model, hf):
-    """Bit by bit. Outputs may differ in the last bits: where weights lie in memory changes the order of sums."""
+    """Weights must agree bit by bit. Outputs may differ in the last bits: memory layout changes the order of sums."""
     ours, theirs = (list(tensors_in((m.embedding, m.blocks, m.head))) for m in (model, zonogpt.load(hf)))
     return len(ours) == len(theirs) and all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
@@ -101,7 +101,7 @@ def test_loaded_object_is_a_copy():
 
 
 def test_hub_name_from_the_local_cache(saved, tmp_path, monkeypatch):
-    """A cache laid out as Hugging Face's: the hub is never asked."""
+    """With a cache laid out like Hugging Face's, the hub is never asked."""
     hf, folder = saved
     commit = "a" * 40
     repo = tmp_path / "hub" / "models--someone--tiny"

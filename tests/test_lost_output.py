@@ -1,4 +1,4 @@
-"""Files and streams that cannot be written: the verdict comes first, the loss is one line, nothing is half there."""
+"""Files and streams that cannot be written: the verdict comes first, the loss is one line, no file is half written."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
 
 
 def zono(*args, cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, largest_file=None):
-    """Runs the command; `largest_file` bytes are where the disk is full."""
+    """Runs the command; with `largest_file`, the disk counts as full after that many bytes."""
 
     def limit():
         if largest_file is not None:
@@ -108,7 +108,7 @@ def test_runs_over_data_on_a_full_disk(folder, tmp_path, command):
 
 
 def test_rows_on_a_full_disk(folder, tmp_path):
-    """A row that cannot be kept ends the run; those before it are, and the same command goes on with them."""
+    """A row that cannot be written ends the run; those before it are kept, and the same command continues from them."""
     args = ("certify", DIGITS, "--data", DIGITS, "--count", "9", "--radius", "1e-4", "--no-attack", "-q", "--out")
     run = zono(*args, tmp_path / "run", cwd=folder, largest_file=1500)
     assert run.returncode == 2
@@ -118,7 +118,7 @@ def test_rows_on_a_full_disk(folder, tmp_path):
 
 
 def test_commands_that_only_write(folder, tmp_path):
-    """Where the file is what was asked for, the exit code says that it is not there."""
+    """If the file is all that was asked for, the exit code says that it is missing."""
     for args, said in (
         (("inspect", DIGITS, "--json", FULL), "supported"),
         (("demo", "--example", "--out", tmp_path / "example.png"), "value at the centre"),
@@ -158,7 +158,7 @@ def test_standard_output_is_a_pipe_that_nobody_reads(folder):
 
 
 def test_closed_streams(folder):
-    """As a daemon may start a program."""
+    """Standard streams may be closed, as when a daemon starts a program."""
     for redirection, code in ((">&-", 0), ("> /dev/full 2> /dev/full", 0)):
         command = f"{PROGRAM} {' '.join(SMALL)} {redirection}"
         run = subprocess.run(["sh", "-c", command], capture_output=True, text=True, cwd=folder, timeout=300)

@@ -35,7 +35,7 @@ class Statement:
 
     @property
     def anchor(self) -> str:
-        """The heading as GitHub makes an address of it."""
+        """The anchor that GitHub makes of the heading."""
         heading = f"{self.title} ({self.name})".lower()
         return re.sub(r"[^\w\- ]", "", heading).replace(" ", "-")
 
@@ -49,7 +49,7 @@ class Statement:
 
 @cache
 def pages() -> list[Path]:
-    """In the order in which the index lists them."""
+    """The pages, in the order in which the index lists them."""
     listed = re.findall(r"^\| \[(math-\w+\.md)\]", INDEX.read_text(), re.MULTILINE)
     assert set(listed) == {page.name for page in DOCS.glob("math-*.md")}
     return [DOCS / name for name in listed]
@@ -95,7 +95,7 @@ def source(name: str) -> Path:
 
 
 def text_of(file: Path) -> str:
-    """A page without its blocks; of a program its comments and docstrings as running text."""
+    """The text of a page without its blocks, or of a program, with its comments and docstrings as running text."""
     text = file.read_text()
     if file.suffix == ".md":
         return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -175,7 +175,7 @@ def test_every_letter_has_one_meaning():
 
 
 def test_references_lead_somewhere():
-    """In all pages, in the source and in the tests."""
+    """References in all pages, in the source and in the tests."""
     known = {one.title for one in statements()}
     ours = [INDEX, *pages()]
     named = Counter()
@@ -206,7 +206,7 @@ def test_modules_of_the_mathematics_name_their_lemmas():
 
 @pytest.mark.parametrize("page", [INDEX, *pages()], ids=lambda page: page.name)
 def test_formulas_are_read_alike_everywhere(page):
-    """What Markdown would take for its own inside a formula, and what GitHub does not take for one."""
+    """Formulas have nothing that Markdown would take for markup, and are written so that GitHub recognises them."""
     text = page.read_text()
     fences = re.findall(r"^```(.*)$", text, re.MULTILINE)
     assert len(fences) % 2 == 0

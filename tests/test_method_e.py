@@ -1,4 +1,4 @@
-"""Method E as a whole: the plain transcription, attacks, causality, norms, batches, and what a user is told."""
+"""Method E as a whole, against its plain form and attacks: causality, norms, batches, and what a user is told."""
 
 import dataclasses
 import math
@@ -51,7 +51,7 @@ def test_never_looser_than_the_plain_transcription(name):
             with torch.no_grad():
                 plain = plain_margins(model, spec)
             fast = margins_of(model, spec)
-            # The transcription bounds no rounding: where it explodes even the sign of what it says is noise.
+            # The plain form does not bound rounding: where it explodes, even the sign of its bounds is noise.
             meant = torch.where(plain.abs() < 1e6, plain, -math.inf)
             assert (fast >= meant - 1e-4 * plain.abs().clamp(min=1e-3)).all(), (radius, fast, plain)
             if radius == RADII[0]:  # where both are nearly linear they agree
@@ -113,7 +113,7 @@ def test_many_rows_go_through_the_forward_bound(monkeypatch):
 
 
 def test_open_rows_are_chosen_for_each_input(monkeypatch):
-    """In a batch every input has its own rivals and its own lowest rows, not those of its company, hopeless or not."""
+    """In a batch every input has its own rivals and its own lowest rows, whatever the others in the batch are."""
     model = zonogpt.load(language_model(4, config(n_embd=6, n_head=2, vocab_size=40)))
     specs = [
         zonogpt.embedding_ball(model, [3, 5, 1], [1], 2e-3),
@@ -131,7 +131,7 @@ def test_open_rows_are_chosen_for_each_input(monkeypatch):
 
 
 def test_exact_tokens_count_in_the_plan():
-    """One moving token behind many exact ones: they are keys, and a row of scores has a Gram over all keys."""
+    """One moving token after many exact ones: these are keys, and a row of scores has a Gram over all keys."""
     model = moved(trained("text"), torch.device("cpu"), torch.float64)
     size = ellipsoidal.sizes(model, zonogpt.embedding_ball(model, [1, 2, 3, 4, 5, 6], [5], 1e-3))
     assert (size.n_tokens, size.length) == (1, 6)
@@ -196,7 +196,7 @@ def seeing_all_keys(block):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("places", PLACES)
 def test_sentences_of_different_lengths_share_a_batch(places, causal, norm):
-    """Padding in front changes no margin, whoever moves, and what is proved together is proved."""
+    """Padding in front changes no margin, whichever token moves, and no attack goes below the batch's margins."""
     model = moved(trained("text"), torch.device("cpu"), torch.float64)
     if not causal:
         model = dataclasses.replace(model, blocks=tuple(seeing_all_keys(block) for block in model.blocks))
@@ -220,7 +220,7 @@ def test_verify_many_of_sentences_gives_what_verify_gives(monkeypatch):
 
 
 def test_which_sentences_share_a_batch(monkeypatch):
-    """On a CPU those with as many moving tokens; on a GPU, whose calls are dear, those with not many fewer."""
+    """On a CPU, those with equally many moving tokens; on a GPU, whose calls are costly, also with a few fewer."""
     model = moved(trained("text"), torch.device("cpu"), torch.float64)
     specs = sentences_of_many_lengths(model)[:5]  # 8, 5, 6, 3, 1 tokens, of which 6, 5, 1, 2, 1 move
     lasts = sentences_of_many_lengths(model, "last")[:5]
@@ -258,7 +258,7 @@ def test_unknown_names_the_block_and_a_radius_that_holds():
 
 
 def test_bounds_level_off_instead_of_exploding():
-    """Ranges of LayerNorm and softmax cap everything: from some radius on the bound hardly moves."""
+    """Ranges of LayerNorm and softmax cap everything: from some radius on, the bound hardly changes."""
     model = zonogpt.load(image_model(2, image_config(n_embd=8, n_head=1, n_layer=3, num_labels=4)))
     image = torch.rand(6, 4, generator=torch.Generator().manual_seed(5))
     worst = [

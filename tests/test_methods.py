@@ -82,7 +82,7 @@ def test_small_pool_only_widens(method):
     assert (attack(model, spec, restarts=2, steps=8).margins >= small.margins - 1e-9).all()
 
 
-@pytest.mark.parametrize("name", ["image", "classifier"])  # heads that read all tokens, and the last one
+@pytest.mark.parametrize("name", ["image", "classifier"])  # heads that read all tokens, and only the last one
 @pytest.mark.parametrize("method", TABLE)
 def test_chunked_equals_plain(method, name):
     spec = spec_of(name, 1e-3)

@@ -91,7 +91,7 @@ def test_sequential_is_tighter_than_fused():
 
 
 def test_fused_error_is_below_the_printed_one():
-    """R_M of the paper, whose |W_1| (r_N + R_N) forgets the signs of W_1; the rest of it as printed."""
+    """The paper's R_M, with |W_1| (r_N + R_N), which forgets the signs of W_1, and the rest as printed."""
     for seed in range(3):
         block, z = mlp_block(seed, d=16, hidden=32), zonotope(seed, d=16, m=4, radius=0.02)
         norm, of = layernorm_bounds(block.norm, z), block.branch

@@ -20,7 +20,7 @@ RADII = (0.0, 1e-12, 1e-9)
 
 
 def near_ties(seed: int):
-    """A model, and for some inputs of it: the image, rows (K, outputs), offsets (K,), and each row's exact value."""
+    """A model; and for some of its inputs the image, rows (K, outputs), offsets (K,), and each row's exact value."""
     model = zonogpt.load(image_model(seed, image_config(n_embd=4, n_head=2, n_layer=1)).double())
     g = generator(seed)
     for _ in range(IMAGES):
@@ -59,7 +59,7 @@ def test_none_of_ten_thousand_near_ties_is_certified_on_the_wrong_side(seed):
                     cases += len(bounds)
                     certified += sum(bound > 0 for bound in bounds)
     assert cases == IMAGES * ROWS
-    assert certified > 0.15 * cases  # on the right side many are: the test is not about bounds that say nothing
+    assert certified > 0.15 * cases  # many are certified on the right side: the bounds do say something
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -73,4 +73,4 @@ def test_no_verdict_of_a_single_near_tie_is_on_the_wrong_side(seed):
             assert result.status != "verified" or margins[k] > 0, (name, k)
             assert result.status != "falsified" or margins[k] < 0, (name, k)
             statuses.add(result.status)
-    assert statuses >= {"verified", "unknown"}  # rarely falsified: float32, which must agree, rounds either way
+    assert statuses >= {"verified", "unknown"}  # rarely falsified: float32 must agree, and rounds either way

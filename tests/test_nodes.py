@@ -28,7 +28,7 @@ from zonogpt.transforms.activations import ACTIVATIONS
 
 D, HEADS, HIDDEN, S = 12, 3, 20, 5  # features, heads, hidden units, tokens
 
-# Names in configurations; of the tanh form's the first is the formula, which torch's own function can be held against.
+# Activations by their names in configurations. The tanh form's first name is the plain formula, a check of torch's.
 ROWS = {"gelu_new": GELU_TANH, "gelu_pytorch_tanh": GELU_TANH, "gelu": GELU_ERF, "relu": RELU, "silu": SILU,
         "tanh": TANH}  # fmt: skip
 each_row = pytest.mark.parametrize(("name", "activation"), ROWS.items(), ids=list(ROWS))
@@ -52,7 +52,7 @@ def seeded():
 
 
 def randomised(module):
-    """In float64, with every parameter moved at random: no bias is zero and no norm trivial."""
+    """The module in float64, with every parameter moved at random: no bias is zero and no norm trivial."""
     module = module.double().eval().requires_grad_(False)
     for parameter in module.parameters():
         parameter += 0.5 * torch.randn_like(parameter)
@@ -68,7 +68,7 @@ def close(ours, theirs, tolerance=1e-12):
 
 
 def agree(ours, theirs, tolerance=1e-12):
-    """On a batch, and ours on one sequence alone."""
+    """Both agree on a batch, and ours also on one sequence alone."""
     x = tokens()
     expected = theirs(x)
     close(ours(x), expected, tolerance)
@@ -76,7 +76,7 @@ def agree(ours, theirs, tolerance=1e-12):
 
 
 def dense_of(layer):
-    """Weight (in, out), which GPT-2's Conv1D holds as it is, and bias."""
+    """Weight (in, out), as GPT-2's Conv1D stores it, and bias."""
     return (layer.weight.T if isinstance(layer, nn.Linear) else layer.weight), layer.bias
 
 
@@ -98,7 +98,7 @@ def gated_of(layer, activation):
 
 
 def turns(embedding):
-    """Its cos and sin for the positions of S tokens, and a Rotation of some positions more."""
+    """The embedding's cos and sin for the positions of S tokens, and a Rotation of a few more positions."""
     cos, sin = embedding(tokens(), torch.arange(S + 3)[None])
     rotation = Rotation(*(part[0, :, : part.shape[-1] // 2] for part in (cos, sin)))
     return (cos[:, :S], sin[:, :S]), rotation
@@ -120,7 +120,7 @@ def test_rms_norm():
     ours = norm_of(theirs)
     assert ours.kind == "RMSNorm"
     agree(ours, theirs)
-    rounding = randomised(llama.LlamaRMSNorm(D, eps=0.1))  # in float32 inside, whatever its weights are
+    rounding = randomised(llama.LlamaRMSNorm(D, eps=0.1))  # computes in float32, whatever its weights are
     agree(replace(ours, gamma=rounding.weight), rounding, tolerance=1e-6)
     beta = torch.randn(D, dtype=torch.float64)  # no module has one, but the formula does
     agree(replace(ours, beta=beta), lambda x: theirs(x) + beta)
@@ -128,7 +128,7 @@ def test_rms_norm():
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_layer_norm_without_variance(bias):
-    """No module of torch is one: what LayerNorm gives, times the deviation it divides by."""
+    """torch has no such module: the reference is LayerNorm's output, times the deviation that it divides by."""
     theirs = randomised(nn.LayerNorm(D, eps=0.1, bias=bias))
     ours = replace(norm_of(theirs), scaled=False)
     assert ours.kind == "LayerNorm without variance"
@@ -266,7 +266,7 @@ def test_visible(mask, create):
     assert torch.equal(visible[:, 0][~real], torch.eye(S, dtype=torch.bool).expand(3, S, S)[~real])
     assert torch.equal(visible[0, 0], ours.visible(S))
     padded = layer(x, attention_mask=visible)[0]
-    for b, n in enumerate(padding.tolist()):  # what is in front of a sequence changes nothing of it
+    for b, n in enumerate(padding.tolist()):  # padding in front of a sequence does not change it
         close(ours(x[b, n:]), padded[b, n:])
 
 
@@ -350,7 +350,7 @@ def test_blocks_of_vit():
 def test_blocks_of_llama():
     cfg = llama_config(num_attention_heads=4, num_key_value_heads=2, head_dim=6)
     theirs = llama.LlamaDecoderLayer(cfg, layer_idx=0)
-    # Its own norms would be float32 inside.
+    # Its own norms would compute in float32.
     theirs.input_layernorm, theirs.post_attention_layernorm = nn.RMSNorm(D, 0.1), nn.RMSNorm(D, 0.1)
     theirs = randomised(theirs)
     at, rotation = turns(llama.LlamaRotaryEmbedding(cfg))
@@ -400,7 +400,7 @@ def test_head_that_reads_given_weights(bias, normed):
 
 
 def grid(low=-12.0, high=12.0, count=4000):
-    """Without 0, where ReLU has no derivative: `count` is even."""
+    """Evenly spaced points, an even number of them: without 0, where ReLU has no derivative."""
     return torch.linspace(low, high, count, dtype=torch.float64)
 
 
@@ -441,7 +441,7 @@ def test_slope_and_curvature_of_a_row(activation):
     low, width = grid(count=400)[:, None], torch.tensor([1e-6, 1e-3, 0.1, 1.0, 9.0], dtype=torch.float64)
     curvature = row.curvature(low, low + width)
     assert (derivative(first)(inside(low, width)).abs() <= curvature + 1e-12).all()
-    # Slopes differ by no more than it says, over a kink too.
+    # Slopes differ by no more than the curvature allows, over a kink too.
     assert ((first(low + width) - first(low)).abs() <= curvature * width + 1e-12).all()
 
 
@@ -457,7 +457,7 @@ def test_strips_of_a_row(activation):
 
 @bounded
 def test_units_of_a_row(activation):
-    """What float32 rounds, seen from float64: of the function as named in any configuration, and of its slope."""
+    """The rounding of float32 against float64, for every configuration's form of the function and for its slope."""
     row = ACTIVATIONS[activation]
     t = torch.cat([grid(), grid(-0.01, 0.01), grid(-1000, 1000)]).float()
     exact, size = t.double(), t.double().abs()

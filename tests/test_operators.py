@@ -1,4 +1,4 @@
-"""The network operator by operator: the same function, and every value of every method where it says it is."""
+"""The network operator by operator: it is the same function, and every method's values hold the exact ones."""
 
 import importlib
 import math
@@ -40,7 +40,7 @@ S, D = 4, 6
 
 
 class Exact:
-    """Operators on plain tensors: what the network computes."""
+    """Operators on plain tensors, which compute the network itself."""
 
     def bounds(self, x):
         return Interval(x, x)
@@ -157,7 +157,7 @@ class Recorded:
 
 
 def holds(box, truth):
-    """Where exp overflows in the truth itself there is nothing to hold."""
+    """The box holds the true values, except where exp overflows in these themselves."""
     known = truth.isfinite()
     slack = 1e-9 * (1 + truth[known].abs().max())
     assert ((truth >= box.lower - slack) | ~known).all()
@@ -179,7 +179,7 @@ def test_intervals_hold_every_operator(name, radius):
 @pytest.mark.parametrize("radius", [1e-3, 0.03, 0.15])
 @pytest.mark.parametrize("p", NORMS)
 def test_zonotopes_hold_every_operator_for_the_same_noise(name, radius, p):
-    """The input's symbols in place; the others must be able to make up for the difference, entry by entry."""
+    """The input's symbols stay in place, and the others can make up for the difference, entry by entry."""
     begin = start(p, radius)
     noise, x = samples(begin)
     n, q, _ = begin.local.shape
@@ -248,7 +248,7 @@ def test_crown_in_small_chunks_is_the_same():
 
 @pytest.mark.parametrize("name", ["rows", "bands", "text"])
 def test_crown_is_at_least_as_tight_as_deepz_and_both_beat_covenn_and_ibp(name):
-    """On trained models, most instances: same intermediate idea, but errors meet the claim before they are boxed."""
+    """On most instances of trained models: crown relaxes as deepz does, but its errors meet the claim unboxed."""
     wins = total = 0
     for radius in (1e-3, 3e-3):
         for spec in instances(name, radius, 4):
@@ -297,7 +297,7 @@ def test_counted_symbols_are_what_happens():
 
 
 def test_what_strays_farther_than_its_range_is_only_its_range():
-    """x = 1 + 2 eps_1, y = 1 + 2 eps_2: the error of x y is 4. Told that it lies in [-1, 1], nothing else is kept."""
+    """x = 1 + 2 eps_1, y = 1 + 2 eps_2: the error of x y is 4. If x y is known to lie in [-1, 1], only that is kept."""
     ops = ZonotopeOperators(2, math.inf, lambda: None)
     one, G = torch.ones(1, 1, dtype=torch.float64), 2 * torch.eye(2, dtype=torch.float64)[:, :, None, None]
     x, y = ops.zonotope(one, G[:, 0]), ops.zonotope(one, G[:, 1])
@@ -314,7 +314,7 @@ def test_what_strays_farther_than_its_range_is_only_its_range():
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_scores_that_rise_together_do_not_move_crowns_softmax(causal):
-    """Rows c + 3 eps with one eps for a whole row: softmax is that of c. Operators by themselves would not see it."""
+    """Rows c + 3 eps, with one eps for a whole row, have the softmax of c. Operator by operator that would be lost."""
     g = torch.Generator().manual_seed(0)
     c = torch.randn(2, S, S, generator=g, dtype=torch.float64)
     of = attention_block(0, n_heads=2, causal=causal).branch
@@ -431,7 +431,7 @@ def test_rows_of_softmax_that_overflow_keep_their_range():
 
 
 def test_ends_that_overflowed_are_no_bounds():
-    """In float32 the squares of 1e20 are infinite, and 1 / sqrt(inf) = 0 would be a finite lie about LayerNorm."""
+    """In float32 the squares of 1e20 are infinite, and 1 / sqrt(inf) = 0 would be a finite false bound of LayerNorm."""
     d = 4
     tokens = 1e20 * torch.tensor([[3.0, -3.0, 1.0, -1.0]], dtype=torch.float64)
     norm = Norm(torch.ones(d, dtype=torch.float64), torch.zeros(d, dtype=torch.float64), 1e-5)
@@ -508,7 +508,7 @@ def test_overflow_in_a_baseline_names_its_block():
 
 
 def test_ibp_in_float32_folds_the_head_before_it_is_rounded():
-    """Columns of the head that differ by less than float32 can tell: rounded first, their difference would be wrong."""
+    """Columns of the head that differ by less than float32 can tell: once rounded, their difference would be wrong."""
     hf = image_model(0, image_config(n_embd=8, n_head=2, n_layer=1, num_labels=2)).double()
     image = torch.rand(6, 4, generator=torch.Generator().manual_seed(1)).double()
     model = zonogpt.load(hf)

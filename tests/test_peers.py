@@ -1,4 +1,4 @@
-"""benchmarks/peers: the plain network is Hugging Face's, and what is not installed is skipped with a line."""
+"""benchmarks/peers: the plain network is Hugging Face's, and peers that are not installed are skipped with a line."""
 
 import importlib.util
 import json
@@ -27,7 +27,7 @@ def load(name):
 def test_the_plain_network_is_hugging_faces(seed):
     net = image_model(seed)
     images = torch.rand(3, net.height, net.width, generator=torch.Generator().manual_seed(seed))
-    plain = load("network").plain_network(net, images)  # ValueError if it is not
+    plain = load("network").plain_network(net, images)  # ValueError if it is not the same network
     expected = net.double()(images.double()).logits
     torch.testing.assert_close(plain(plain.patches(images.double())), expected, rtol=1e-9, atol=1e-9)
     for image, patches in zip(images, plain.patches(images), strict=True):

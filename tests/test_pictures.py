@@ -1,4 +1,4 @@
-"""What pictures promise: nothing outside the axes or behind something else, one meaning per colour, the norm named."""
+"""Rules for pictures: nothing is outside the axes or hidden, each colour has one meaning, and the norm is named."""
 
 import dataclasses
 import itertools
@@ -50,7 +50,7 @@ def lab(light):
 
 
 def difference(one, other):
-    """The smallest over all eyes."""
+    """The smallest difference of the two colours over all eyes."""
     return min(np.linalg.norm(lab(eye @ linear(one)) - lab(eye @ linear(other))) for eye in EYES)
 
 
@@ -336,7 +336,7 @@ def test_studies_draw_themselves_and_are_tables_in_notebooks():
 
 
 def test_notebooks_see_what_moves_and_nothing_else_than_text(tmp_path):
-    """A token, a label or a path may hold markup: it is shown, not followed."""
+    """A token, a label or a path may hold markup, which is shown and not interpreted."""
     labels = {0: "<b>bad</b>", 1: "good", 2: "so so"}
     model = zonogpt.load(
         save_named_model(tmp_path, pad_token_id=329, id2label=labels, label2id={v: k for k, v in labels.items()})

@@ -1,4 +1,4 @@
-"""Without matplotlib everything works but what draws, and that says so before it begins."""
+"""Without matplotlib everything works but drawing, and commands that draw say so before they begin."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ for line in sys.stdin:
 """
 
 DIGIT = "zoo:digits --image zoo:digits/0"
-WORK = {  # and how the answer begins
+WORK = {  # commands, and how their answers begin
     f"verify {DIGIT} --radius 1e-3 --certificate digit.cert": "verified",
     "check digit.cert zoo:digits": "valid",
     f"verify {DIGIT} --radius 0.05 --attack": "falsified",
@@ -39,7 +39,7 @@ DRAW = (
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """Of every command, in a Python that has no matplotlib: exit code, output and error; and the files there are."""
+    """In a Python without matplotlib: every command's exit code, output and error; and the files that they leave."""
     folder = tmp_path_factory.mktemp("plots")
     commands = [*DRAW, *WORK]
     run = subprocess.run([sys.executable, "-c", PROGRAM], input="\n".join(commands), capture_output=True, text=True,

@@ -1,4 +1,4 @@
-"""Windows has no `resource`, no `fcntl` and no /proc: here a Python of its own has none either."""
+"""Windows has no `resource`, no `fcntl` and no /proc: these tests run a Python that has none either."""
 
 import os
 import subprocess
@@ -47,8 +47,8 @@ result = zonogpt.verify(model, zonogpt.image_ball(model, images[0], radius=1e-3)
 print(result.status, result.peak_bytes > 1 << 24)
 """
 
-# Windows' own module for locks, of which only the lock itself is borrowed from this system. Python's library takes a
-# system that has it for Windows, so it comes last.
+# A stand-in for Windows' module for locks; only the lock itself is this system's. It is installed last, because
+# Python's library takes a system that has this module for Windows.
 STUDY = """
 import errno, os, types
 
@@ -99,7 +99,7 @@ def test_without_resource_and_fcntl(tmp_path):
 
 @pytest.mark.parametrize("hidden", [(), ("resource",)], ids=["macOS", "Windows"])
 def test_memory_without_proc(monkeypatch, hidden):
-    """Close to what /proc says; the peak since the process began is no less than what is in use."""
+    """Memory use is close to what /proc says; the peak since the process began is no less than that."""
     import torch
 
     cpu = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Matrix products have full precision while bounds are computed, whatever the user has set, and whoever multiplies."""
+"""Matrix products have full precision while bounds are computed, whatever the user has set; or the run is refused."""
 
 import pytest
 import torch
@@ -55,16 +55,16 @@ def test_the_newer_interface_is_left_as_it_was(run, place, precision):
     assert run().status == "verified"
     assert settings() == before
     at.fp32_precision = "none"
-    assert not {"tf32", "bf16"} & set(settings())  # what was inherited is inherited again
+    assert not {"tf32", "bf16"} & set(settings())  # inherited settings are inherited again
 
 
 def fewer_bits(a, b):
-    """As bfloat16 products: eight bits of each factor are multiplied."""
+    """A product like bfloat16's: of eight bits of each factor."""
     return a.bfloat16().to(a.dtype), b.bfloat16().to(b.dtype)
 
 
 def cut(x):
-    """A row as integers of 80 bits: what is below 2^-80 of its largest entry is gone."""
+    """A row as integers of 80 bits, without what is below 2^-80 of its largest entry."""
     unit = torch.exp2(x.abs().amax(-1, keepdim=True).clamp(min=1e-300).log2().ceil() - 80)
     return (x / unit).round() * unit
 

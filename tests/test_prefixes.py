@@ -1,4 +1,4 @@
-"""Tokens before the first that moves: exact but for rounding, propagated once, and never another input's."""
+"""Tokens before the first that moves: exact up to rounding, propagated once, and never mistaken for another input's."""
 
 import contextlib
 import dataclasses
@@ -41,7 +41,7 @@ def wide(model):
 
 
 def late_patches(model, radius=2e-3):
-    """An image whose last patch alone moves, in front of a head that reads all tokens."""
+    """An image in which only the last patch moves, for a head that reads all tokens."""
     spec = zonogpt.image_ball(model, torch.rand(6, 4, generator=torch.Generator().manual_seed(5)), radius)
     box = spec.input
     moves = torch.zeros_like(box.anchor)
@@ -68,13 +68,13 @@ def test_nothing_is_lost_against_a_run_that_carries_all_tokens(case, arithmetic)
         every = forward(Walk(model, LIMIT, arithmetic, every_token=True), [spec], torch.float64)
         assert 0 < some.start.before == every.start.z.n_tokens - some.start.z.n_tokens
         margins = [backward(tape)[0] for tape in (some, every)]
-    # What executions in float32 round is bounded for each key and value on its own there, not for all of them together.
+    # In the first, the rounding of executions is bounded for each key and value alone, not for all of them together.
     near, least = (1e-4, 1e-6) if arithmetic == "real" else (0.1, 0.02)
     torch.testing.assert_close(*margins, rtol=near, atol=least)
 
 
 def test_a_head_that_reads_all_tokens_believes_the_sets_of_those_before(monkeypatch):
-    """Were they as wide as this, no token of theirs would bring a margin below its bound."""
+    """If these sets were as wide as here, no point of them would bring a margin below its bound."""
     model = zonogpt.load(image_model(3).double())
     spec = late_patches(model, 1e-9)
     exact = prefixes.BatchPrefix.at_the_head
@@ -100,7 +100,7 @@ def test_a_head_that_reads_all_tokens_believes_the_sets_of_those_before(monkeypa
 
 @pytest.mark.parametrize("accounted", [True, False])
 def test_keys_and_values_of_still_tokens_hold_what_float32_rounds(accounted):
-    """Held in float32: what later tokens see is as far from the truth as is said, and farther than nothing."""
+    """In float32, keys and values are within their bounds of the truth, and outside of bounds without rounding."""
     escaped = 0
     for seed in range(8):
         exact = zonogpt.load(text_classifier(seed, config(n_embd=16, n_head=2, n_layer=2, pad_token_id=0))).converted(
@@ -123,7 +123,7 @@ def test_keys_and_values_of_still_tokens_hold_what_float32_rounds(accounted):
 
 
 def test_keys_and_values_of_still_tokens_hold_executions_in_float32():
-    """Of the blocks before, and of the embedding: states as float32 has them, and what exact weights make of these."""
+    """Executions of the embedding and of earlier blocks: the states of float32, and their images by exact weights."""
     for seed in range(8):
         net = zonogpt.load(text_classifier(seed, config(n_embd=16, n_head=2, n_layer=2, pad_token_id=0)))
         exact, short = (moved(net, net.device, dtype) for dtype in (torch.float64, torch.float32))
@@ -143,7 +143,7 @@ def test_keys_and_values_of_still_tokens_hold_executions_in_float32():
 
 @pytest.mark.parametrize("kind", ["attention", "mlp"])
 def test_each_block_before_is_executed_in_float32(kind, monkeypatch):
-    """One block of a kind in front of an attention block, and an embedding that is exact: nothing else is off."""
+    """One block of a kind before an attention block, and an exact embedding, so that nothing else is off."""
     net = zonogpt.load(text_classifier(2, config(n_embd=16, n_head=2, n_layer=2, pad_token_id=0)))
     blocks = next(block for block in net.blocks if block.kind == kind), net.blocks[2]
     net = dataclasses.replace(net, blocks=blocks)
@@ -169,7 +169,7 @@ def test_a_set_around_a_centre_holds_the_box_and_what_the_cast_rounds(dtype):
 
 
 def sentences(model, norm=math.inf, radii=(1e-3, 2e-3)):
-    """Two that begin alike, two that do not; of each, several tokens move in turn."""
+    """Specs of two sentences that begin alike and two that do not; in each, several tokens move in turn."""
     texts = ([3, 5, 1, 7, 7, 2], [3, 5, 1, 4, 7], [8, 5, 1, 4, 7], [2, 2, 6])
     places = ((5, 4), (4, 1), (2,), (1, 0))
     return [
@@ -181,7 +181,7 @@ def sentences(model, norm=math.inf, radii=(1e-3, 2e-3)):
 
 
 def counted(monkeypatch):
-    """Sequences that go through the network, as lists of lengths."""
+    """A list that records the groups that go through the network, each by its sequences' lengths."""
     seen = []
     through = PrefixCache._through_the_network
 
@@ -194,7 +194,7 @@ def counted(monkeypatch):
 
 
 def test_each_beginning_goes_through_the_network_once(monkeypatch):
-    """Whatever moves behind it, and how far; one that is part of another is that other one's."""
+    """Once, whatever moves after it and however far; a beginning that is part of a longer one shares that."""
     model, seen = trained("text"), counted(monkeypatch)
     specs = sentences(model) + sentences(model, 2.0)
     zonogpt.verify_many(model, specs)
@@ -248,7 +248,7 @@ def overflowing(model, token):
 
 @pytest.mark.parametrize("together", [1, 100])
 def test_a_beginning_that_overflows_takes_nobody_along(monkeypatch, together):
-    """Neither those that go through the network with it nor those that are part of it."""
+    """The sequences that are propagated with it, and those that are part of it, do not fail."""
     monkeypatch.setattr("zonogpt.methods.ellipsoidal.TOGETHER", {"cpu": together})
     model = overflowing(wide(trained("text")), 8)
     texts = (([3, 5, 1, 7], None), ([3, 5, 1, 8, 7], 0), ([2, 4, 6, 1, 1], None))
@@ -263,7 +263,7 @@ def test_a_beginning_that_overflows_takes_nobody_along(monkeypatch, together):
 
 
 def test_longer_ones_are_not_carried_where_memory_is_short(monkeypatch):
-    """The plan of an input knows its own beginning only."""
+    """The plan of an input counts only its own beginning."""
     model, seen = wide(trained("text")), counted(monkeypatch)
     short, long = (zonogpt.embedding_ball(model, ids, [len(ids) - 1], 1e-3) for ids in ([3, 5, 1], [3, 5, 1, 7, 7, 2]))
     monkeypatch.setattr(prefixes, "free_bytes", lambda device: 0)
@@ -276,7 +276,7 @@ def test_longer_ones_are_not_carried_where_memory_is_short(monkeypatch):
 
 
 def test_no_beginning_is_taken_for_another_that_was_not_found(monkeypatch):
-    """Were the embedding not the same twice, nothing would be found again, and nothing else taken for it."""
+    """If embedding were not repeatable, no beginning would be found again, and none mistaken for another."""
     model = wide(trained("text"))
     specs = sentences(model, radii=(1e-3,))
     expected = [METHODS["E"].bound_many(model, [spec], Numerics(), None)[0].margins for spec in specs]
@@ -311,13 +311,13 @@ def test_time_is_watched_while_they_are_propagated():
         METHODS["E"].bound_many(model, [spec], Numerics(), seen.append)
     blocks = len(model.blocks)
     still = [p.block for p in seen if p.part == "still tokens"]
-    assert still == list(range(1, blocks))  # nobody sees them behind the last attention
+    assert still == list(range(1, blocks))  # after the last attention nobody sees them
     assert [p.part for p in seen[: len(still)]] == ["still tokens"] * len(still)
     assert [p.block for p in seen if p.part == "forward"] == list(range(1, blocks + 1))
 
 
 def test_what_the_first_tokens_lose_at_the_head_is_no_gain(monkeypatch):
-    """A loss may come out negative; as rounding, which is rounded up as a size, it may not."""
+    """A loss may come out negative, but as a part of rounding, which `up` treats as a size, it must not."""
     g = generator(5)
     head = Head(mlp_block(2).norm, "mean", randn(g, 6, 3), None)
     model = by_hand(randn(g, 5, 6), (attention_block(1), mlp_block(2)), head)

@@ -45,7 +45,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def prose(page: Path) -> str:
-    """The page without its blocks."""
+    """The text of the page without its blocks."""
     return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
@@ -75,7 +75,7 @@ def script(page: Path) -> str:
 
 
 def is_same(said: str, seen: str) -> bool:
-    """The same words, and the same numbers up to what another processor's rounding may do to a search."""
+    """Whether the words are the same, and the numbers, up to the effect of another processor's rounding on a search."""
     numbers = [[float(number) for number in NUMBER.findall(text)] for text in (said, seen)]
     return NUMBER.sub("", said) == NUMBER.sub("", seen) and numbers[0] == pytest.approx(numbers[1], rel=0.02)
 
@@ -90,7 +90,7 @@ def require_answer(command: str, code: int, out: str, said: str | None) -> None:
 
 @pytest.fixture
 def offline(monkeypatch):
-    """Programs leave the hub alone, and this process reaches nobody."""
+    """Programs do not use the hub, and this process has no network."""
 
     def refuse(*args):
         raise AssertionError("a connection")
@@ -112,7 +112,7 @@ def test_commands_of_the_readme(tmp_path, offline):
 
 @pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=lambda page: page.name)
 def test_commands_of_a_page(page, tmp_path, monkeypatch, offline):
-    """In this process, which has imported everything already."""
+    """Commands run in this process, which has imported everything already."""
     monkeypatch.chdir(tmp_path)
     for command, said in runnable(page):
         run = CliRunner().invoke(app, shlex.split(command)[1:])
@@ -143,7 +143,7 @@ def test_python_of_a_page(page, tmp_path, monkeypatch, offline):
 
 
 def test_all_python_is_python():
-    """Blocks about the reader's own model too; how many blocks there are, and on how many pages they are run."""
+    """All blocks parse, also those about the reader's own model; blocks and the pages that run them are counted."""
     found = [block for page in [README, *PAGES] for block in blocks(page) if block.language == "python"]
     for block in found:
         ast.parse("\n".join(block.lines))
@@ -180,7 +180,7 @@ def test_options_and_targets_that_are_named_exist():
 
 
 def test_lines_are_wrapped():
-    """But for tables."""
+    """All lines but those of tables."""
     for page in [README, *PAGES]:
         if page.name not in LONG_LINES:
             lines = page.read_text().splitlines()
@@ -192,7 +192,7 @@ def test_the_readme_is_short():
 
 
 def anchors(page: Path) -> set[str]:
-    """Headings as GitHub makes addresses of them."""
+    """The anchors that GitHub makes of the headings."""
     headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -213,7 +213,7 @@ def test_links_lead_somewhere():
 
 
 def test_files_that_are_named_exist():
-    """In code spans: paths below the repository's folders, and modules by the end of their path."""
+    """Files named in code spans: paths below the repository's folders, and modules by the end of their path."""
     ours = [file.relative_to(ROOT).as_posix() for top in ("src", "tests", "tools", "benchmarks")
             for file in (ROOT / top).rglob("*.py")]  # fmt: skip
     folders = ("src/", "tests/", "tools/", "benchmarks/", "docs/", ".ci/")

@@ -1,4 +1,4 @@
-"""The record that --json writes: as its schema says, complete enough to be audited, and read back with care."""
+"""The record that --json writes: it matches its schema, can be audited, and is read back with care."""
 
 import copy
 import hashlib
@@ -72,7 +72,7 @@ def test_every_kind_of_result_is_as_the_schema_says(name):
 
 
 def test_the_schema_notices_what_is_not_one():
-    """And so would a reader that trusts it."""
+    """So a reader may rely on the schema."""
     text = zonogpt.verify(IMAGES, image(1e-6)).to_json()
     for change in ({"status": "proved"}, {"more": 1}, {"margins": ["many"]}, {"seconds": -1}, {"label": "0"}):
         with pytest.raises(jsonschema.ValidationError):

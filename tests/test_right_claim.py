@@ -1,4 +1,4 @@
-"""What a verdict says: the claim that the model's kind calls for, and on what its proof rests."""
+"""What a verdict says: the claim that fits the kind of model, and what its proof rests on."""
 
 import dataclasses
 import json
@@ -36,7 +36,7 @@ def run(*arguments):
 
 @pytest.fixture
 def multi_label():
-    """Outputs of both signs, and so that no claim about the largest alone is the right one."""
+    """A model with outputs of both signs, for which a claim about the largest output alone is wrong."""
     net = classifier(problem_type="multi_label_classification", num_labels=4)
     model = zonogpt.load(net)
     assert len(set((zonogpt.logits(model, IDS) > 0).tolist())) == 2
@@ -74,7 +74,7 @@ def test_a_multi_label_classifier_has_no_label_to_name(multi_label):
     with pytest.raises(SpecError, match="every label keeps its side"):
         zonogpt.embedding_ball(multi_label, IDS, [1], 1e-5, label=1)
     spec = zonogpt.embedding_ball(multi_label, IDS, [1], 1e-5).with_claim([[1.0, -1.0, 0.0, 0.0]], [10.0])
-    assert zonogpt.verify(multi_label, spec).status == "verified"  # whoever means other rows says so
+    assert zonogpt.verify(multi_label, spec).status == "verified"  # unless other rows are asked for
 
 
 def test_regression_needs_an_interval():
@@ -162,7 +162,7 @@ def test_interval_on_the_command_line(tmp_path):
 
 
 def test_claims_that_hold_by_less_than_rounding_are_not_falsified():
-    """Margins whose value in float64 is exactly 0, whatever it is in truth."""
+    """Margins that are exactly 0 in float64, whatever the true value is."""
     for seed in range(20):
         model = zonogpt.load(classifier(seed, num_labels=2))
         spec = zonogpt.embedding_ball(model, IDS, [1], 0.0)
@@ -180,7 +180,7 @@ def test_claims_that_hold_by_less_than_rounding_are_not_falsified():
 
 def test_rounding_of_a_counterexample_covers_what_float64_rounds():
     """Networks whose outputs float64 gets wrong by much more than a unit: cancelling rows, cancelling weights, GELU at
-    -6 seen through large weights. The truth is ball arithmetic's."""
+    -6 before large weights. The truth comes from ball arithmetic."""
     wrong = 0
     for seed in range(30):
         net = classifier(seed, num_labels=2)
@@ -201,11 +201,11 @@ def test_rounding_of_a_counterexample_covers_what_float64_rounds():
         margin = exact.arb(1e8) * (truth[0] - truth[1]) + exact.arb(offset)
         wrong += margin > 0
         assert finding.counterexample is None or margin < 0
-    assert wrong > 3  # float64's zero was positive in truth
+    assert wrong > 3  # zero in float64, but positive in truth
 
 
 def test_gelu_rounds_in_units_of_its_input():
-    """1 + tanh cancels far below zero: what float64 makes of GELU there is off by much more than a unit of it."""
+    """1 + tanh cancels far below zero: GELU in float64 is off there by much more than a unit of its value."""
     x = torch.linspace(-7, -5, 200, dtype=torch.float64)
     plain = torch.nn.functional.gelu(x, approximate="tanh")
     truth = torch.tensor([float(exact.gelu(exact.number(float(value))).mid()) for value in x], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""A verdict is about the network that was passed: whatever makes another one of it is refused, by name and place."""
+"""A verdict is about the network that was passed: anything that changes that network is refused, by name and place."""
 
 import copy
 import json
@@ -160,7 +160,7 @@ def test_the_object_is_never_modified():
 
 @pytest.mark.parametrize("make", [classifier, language_model, image_model])
 def test_transformers_judges_at_load(monkeypatch, make):
-    """The comparison itself: a judge that is a little off is noticed, without any help from the structure."""
+    """The comparison of outputs alone, without that of the structure, notices a judge that is a little off."""
     answers = {name: getattr(HuggingFaceModel, name) for name in ("on_image", "on_ids")}
     for name, answer in answers.items():
         monkeypatch.setattr(HuggingFaceModel, name, lambda self, *a, f=answer: f(self, *a) * (1 + 1e-8))
@@ -174,7 +174,7 @@ def negated(function):
 
 @pytest.mark.parametrize("name", ["layer_norm", "gelu", "linear"])
 def test_functions_that_every_network_is_made_of_are_torchs_own(monkeypatch, name):
-    """The IR may use the same one: then it agrees with the judge, and the bounds are about neither."""
+    """The IR may use the replaced function too: then it agrees with the judge, but the bounds are about neither."""
     monkeypatch.setattr(nn.functional, name, negated(getattr(nn.functional, name)))
     with pytest.raises(ModelError, match=f"{name} has been replaced"):
         zonogpt.load(classifier())
@@ -281,7 +281,7 @@ def edit(folder, **changes):
 
 @pytest.mark.parametrize("key", REFUSED)
 def test_every_key_of_a_config_is_known_or_refused(folder, key):
-    """By the prover and, on its own, by the checker."""
+    """By the prover and, independently, by the checker."""
     model = zonogpt.load(folder)
     certificate = folder.parent / "certificate"
     zonogpt.write_certificate(model, zonogpt.embedding_ball(model, IDS, [1], 1e-6), certificate)
@@ -351,7 +351,7 @@ def test_weights_are_those_that_transformers_holds(folder, dtype):
 
 @pytest.mark.parametrize("where", ["first tensor", "index"])
 def test_the_type_that_transformers_chooses_by_itself(folder, where):
-    """Without a type in the config: that of the index, or of the first tensor, in which all others are then rounded."""
+    """Without a type in the config: that of the index, or of the first tensor, to which all others are then rounded."""
     model, certificate = zonogpt.load(folder), folder.parent / "certificate"
     zonogpt.write_certificate(model, zonogpt.embedding_ball(model, IDS, [1], 1e-6), certificate)
     edit(folder, dtype=None)

@@ -1,4 +1,4 @@
-"""The model of arithmetic that all rounding bounds rest on, held against exact and ball arithmetic."""
+"""The model of arithmetic that all rounding bounds rest on, checked against exact and ball arithmetic."""
 
 import math
 from fractions import Fraction
@@ -16,7 +16,7 @@ from zonogpt.transforms.gelu import gelu
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 DTYPES = (torch.float32, torch.float64)
 
-# name: torch's function, ball arithmetic's, and where it is looked at (of the second argument too, if there is one)
+# name: torch's function, ball arithmetic's, and the range of its argument (and of its second one, if there is one)
 FUNCTIONS = {
     "exp": (torch.exp, lambda x: x.exp(), (-80, 80)),
     "expm1": (torch.expm1, lambda x: x.expm1(), (-30, 80)),
@@ -75,7 +75,7 @@ def test_gelu_is_off_by_less_than_six_units_of_its_argument(dtype, device):
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("k", [1, 3, 30, 300])
 def test_products_of_matrices_are_off_by_gamma(k, dtype, device):
-    """Against fractions; the terms are of one sign, or cancel, or are of very different sizes."""
+    """Against fractions; terms have one sign, or cancel, or have very different sizes."""
     if k * unit(dtype) >= 0.5:
         assert gamma(2 * k, dtype) == math.inf
         return

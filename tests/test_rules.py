@@ -1,4 +1,4 @@
-"""Whatever a family has no rule for is refused by name, before anything runs."""
+"""Nodes that a family has no rule for are refused by name, before anything runs."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ ATTENTION, MLP = attention_block(1, D), mlp_block(2, D, F)
 RMS = replace(MLP.norm, centred=False)
 TURNS = Rotation(torch.ones(6, 1).double(), torch.zeros(6, 1).double())
 
-# What no family has a rule for: the blocks of a model, and what it is called.
+# Blocks that no family has a rule for, and how a refusal names them.
 WITHOUT_RULE = {
     "dense": (Dense(randn(G, D, D), None), "dense"),
     "pooler": (Dense(randn(G, D, D), None, TANH), "dense"),
@@ -52,7 +52,7 @@ def model_of(*blocks, norm=MLP.norm):
 
 
 def refused(model, name, monkeypatch, **options):
-    """By every method, before the network runs or a block begins."""
+    """Every method refuses the model, before the network runs or a block begins."""
     spec = zonogpt.embedding_ball(model, [0, 3, 1], [1], 1e-3)
     monkeypatch.setattr(Model, "forward", lambda *_: pytest.fail("the network ran"))
     for method in METHODS:
@@ -102,7 +102,7 @@ def test_tables_of_one_family_know_the_same_kinds():
 
 
 def test_certificates_are_about_what_the_files_of_a_gpt2_can_say():
-    """Their digest covers no mask, no choice of what the head reads and one epsilon."""
+    """A certificate's digest covers no mask, no choice of what the head reads, and only one epsilon."""
     model = zonogpt.load(image_model())
     spec = zonogpt.image_ball(model, torch.rand(6, 4, generator=generator(5)), 1e-6)
     first, *others = model.blocks

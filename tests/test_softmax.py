@@ -28,7 +28,7 @@ def rows(seed, spread=1.0, change=0.3, causal=True, S=5):
 
 
 def changes(T, seed=9, n=600):
-    """Score changes within T: vertices, half of them; for each entry the vertex that lifts or lowers it alone."""
+    """Score changes within T: one half vertices; also, for each entry, the vertex that lifts or lowers it alone."""
     g = generator(seed)
     sign = torch.randn(n, *T.shape, generator=g, dtype=torch.float64).sign()
     inner = 2 * torch.rand(n, *T.shape, generator=g, dtype=torch.float64) - 1
@@ -64,7 +64,7 @@ def test_every_bound(spread, change, causal):
 @pytest.mark.parametrize("accounting", [contextlib.nullcontext, unaccounted])
 @pytest.mark.parametrize(("spread", "change"), CASES)
 def test_choice_of_slope(spread, change, accounting):
-    """The combined contract, with part of the change linear and part not; what is added for rounding hides nothing."""
+    """The combined contract, with one part of the change linear and one not; terms for rounding hide no error."""
     U, log_P, T = rows(2, spread, change)
     P = log_P.exp()
     dU = changes(T)
@@ -88,7 +88,7 @@ def test_slope_is_kept_for_small_and_dropped_for_large_changes():
 
 
 def test_vanishing_keys_with_large_changes():
-    """P below e^-60 and a change above 60: an exponent clamped in linear space would call this key dead."""
+    """P below e^-60 and a change above 60: an exponent clamped in linear space would lose this key."""
     U = torch.tensor([[[0.0, -80.0]]], dtype=torch.float64)
     T = torch.tensor([[[0.0, 85.0]]], dtype=torch.float64)
     log_P = U.log_softmax(-1)

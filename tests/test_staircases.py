@@ -1,7 +1,8 @@
-"""Sums that lose as much as gamma_k allows: one, and many terms that are each just too small to change it.
+"""Sums that lose as much as gamma_k allows: 1 plus many terms, each just too small to change it.
 
-In float32, added one after the other, all the small ones vanish: k units of rounding, no fewer than the bound.
-LayerNorm is made constant (gamma = 0), so that nothing else rounds as much; what a step says it rounds must cover it.
+In float32, added one after the other, all the small ones vanish: k units of rounding, as many as the bound allows.
+LayerNorm is made constant (gamma = 0), so that nothing else rounds as much; a step's bound of its rounding must cover
+it.
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ UNIT = 2.0**-24
 
 
 def staircase(k=K):
-    """1 and k - 1 numbers just below half a unit of 1: exactly, more than 1; in float32, one by one, 1."""
+    """1 and k - 1 numbers just below half a unit of 1. The exact sum exceeds 1; in float32, one by one, it is 1."""
     out = torch.full((k,), 0.98 * UNIT, dtype=torch.float64)
     out[0] = 1.0
     return out
@@ -100,7 +101,7 @@ def test_steps_cover_what_a_staircase_loses(name):
     block, x = single(case())
     with torch.no_grad():
         lost = float((block(x).double() - double(block)(x.double())).abs().max())
-        assert lost > 0.8 * K * UNIT  # or this machine adds up in another order, and the test proves less
+        assert lost > 0.8 * K * UNIT  # else this machine adds up in another order, and the test proves less
         assert excess_of_e(block, x) <= 0
         with unaccounted():
             assert excess_of_e(block, x) > 0.5 * K * UNIT

@@ -38,7 +38,7 @@ HUGE = 10**11
 
 
 class Touch:
-    """Unpickled, it creates a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, file):
         self.file = str(file)
@@ -69,7 +69,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def little_memory():
-    """Whoever allocates by a false promise fails with MemoryError, which is not among the errors that are expected."""
+    """Code that allocates by a false size fails with MemoryError, which is none of the expected errors."""
     now = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 29), now[1]))
@@ -82,7 +82,7 @@ def edit(file, **changes):
 
 
 def replayed(folder):
-    """Through Hugging Face's own model, as a counterexample is."""
+    """Runs the model through Hugging Face's own, as a counterexample is replayed."""
     model = zonogpt.load(folder)
     inputs = torch.zeros(1, model.width)
     return model.source.on_embeddings(torch.tensor([1, 2]), (0,), inputs, torch.float32)
@@ -154,7 +154,7 @@ def test_what_config_says_besides_the_network_is_not_followed(folder, mark, pyth
 def test_tokenizer_with_code_is_refused(folder, python, monkeypatch):
     write_tokenizer(folder)
     assert Tokenizer.beside(folder, "it").read("ab").ids
-    monkeypatch.setattr("builtins.input", lambda *_: "y")  # transformers would ask, and somebody may say yes
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # transformers would ask, and a user might say yes
     (folder / "evil.py").write_text(python)
     edit(
         folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.Evil", "evil.Evil"]}, tokenizer_class="Evil"
@@ -257,7 +257,7 @@ def test_pictures_are_bounded_in_pixels(tmp_path, side):
 
 
 def test_pictures_are_of_the_formats_named(tmp_path, monkeypatch):
-    """Pillow goes by the content, and would hand PostScript to a program of the system."""
+    """Pillow goes by content, not by name, and would pass PostScript to a system program."""
     from PIL import EpsImagePlugin
 
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *a, **k: pytest.fail("Ghostscript was started"))
@@ -281,7 +281,7 @@ def test_idx_files_hold_what_they_promise(tmp_path, little_memory, suffix, sizes
 
 
 def test_packed_files_are_bounded_unpacked(tmp_path, monkeypatch):
-    """A thousand times as large as they look."""
+    """Unpacked, they are a thousand times as large as packed."""
     bomb = tmp_path / "images.gz"
     bomb.write_bytes(gzip.compress(idx_bytes(np.zeros((1000, 28, 28)))))
     assert bomb.stat().st_size < 10_000

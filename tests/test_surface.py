@@ -1,4 +1,4 @@
-"""The public interface: its names, what they cost to ask for, and what a person reads."""
+"""The public interface: its names, the cost of importing them, and what a person reads."""
 
 import ast
 import dataclasses
@@ -139,7 +139,7 @@ def test_norms_by_name():
 
 
 def test_help_and_version_do_not_import_torch():
-    """What makes them quick: torch alone takes a second."""
+    """That makes them quick: torch alone takes a second."""
     code = (
         "import sys\nfrom zonogpt.cli.app import app\n"
         "for args in (['--version'], ['--help'], ['verify', '-h'], ['bench', 'run', '-h'], ['verify', '--nope']):\n"
@@ -162,7 +162,7 @@ def test_the_command_line_knows_the_methods_by_name():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command):
-    """On -h and --help, with an example of it."""
+    """On -h and on --help, with an example."""
     short, long = (zono(*command.split(), flag) for flag in ("-h", "--help"))
     assert short.returncode == long.returncode == 0
     assert short.stdout == long.stdout
@@ -171,7 +171,7 @@ def test_every_command_has_help(command):
 
 
 def test_help_has_no_angle_brackets():
-    """A help screen takes them for markup and drops what is between."""
+    """A help screen would take them for markup and drop the text between."""
 
     def helps(command):
         yield from (param.help for param in command.params if getattr(param, "help", None))
@@ -223,7 +223,7 @@ def test_completion_is_offered():
 
 @pytest.mark.parametrize("wait", [0.0, 0.05, 0.15, 0.4, 0.8, 1.2])
 def test_ctrl_c_while_it_starts_is_quiet(wait):
-    """The command line and torch are imported for a second or two; whoever stops that wants no traceback."""
+    """Importing the command line and torch takes a second or two; stopping it must not show a traceback."""
     import signal
 
     start = "from zonogpt.__main__ import main\nprint('begun', flush=True)\nmain()"

@@ -1,6 +1,6 @@
-"""Every term of a rounding bound: what the term is relative to is made large, and the bound must grow with it.
+"""Every term of a rounding bound is relative to some size: that size is made large, and the bound must grow with it.
 
-Sampling rarely shows such terms, because the bounds beside them have units to spare.
+Sampling rarely shows that such a term is missing, because the bounds beside it have units to spare.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ WIDE = torch.float64
 
 
 def with_units(monkeypatch, **units):
-    """GELU, as if it were computed with a larger error."""
+    """GELU's bounds, as if it were computed with a larger error."""
     row = dataclasses.replace(activations.ACTIVATIONS[GELU_TANH], **units)
     monkeypatch.setitem(activations.ACTIVATIONS, GELU_TANH, row)
 
@@ -78,7 +78,7 @@ def test_what_layernorm_loses_is_lost_in_queries_keys_and_values():
 
 
 def test_the_skip_rounds_in_the_type_of_the_tangents():
-    """Of a block that does nothing but pass on its input, whose tangents are held in bfloat16."""
+    """A block that only passes on its input, with tangents held in bfloat16."""
     block, z = attention_block(1), zonotope(2, S=3)
     point = attention_point(block.branch, layernorm_bounds(block.norm, z).centre)
     nothing = torch.zeros_like(point.O)
@@ -124,7 +124,7 @@ def test_input_of_gelu_that_is_not_finite_is_named():
 
 
 def test_products_of_values_that_move_along_one_line():
-    """Across the line their Gram is nothing but what adding up rounded, and must not be below what it stands for."""
+    """Across the line their Gram is only the rounding of its sums, and must still dominate the exact one."""
     H, S, e = 2, 9, 4
     for seed in range(8):
         g = generator(seed)

@@ -146,7 +146,7 @@ def test_timeout(model):
 
 @pytest.mark.parametrize("method", list(zonogpt.METHODS))
 def test_overflow_is_unknown_and_names_its_place(method):
-    """Finite weights whose products overflow: the verdict says where, it does not invent a bound."""
+    """Finite weights whose products overflow: the verdict says where, and invents no bound."""
     hf = image_model()
     with torch.no_grad():
         hf.transformer.h[1].attn.c_attn.weight *= 1e36
@@ -252,7 +252,7 @@ def test_spec_of_the_same_weights_is_welcome(model):
 
 
 def allowance_at(exact, spec, dtype):
-    """For the model in float64."""
+    """The rounding allowance, for the model in float64."""
     x = spec.input.embed(spec.input.anchor)
     rounded = exact.converted(exact.device, torch.float32).forward(x.float()).double()
     return rounding_allowance(spec.claim, exact.forward(x), rounded, dtype)
@@ -280,7 +280,7 @@ def test_autocast_does_not_reach_the_bounds(model):
 
 
 def test_underflowed_softmax_is_not_verified():
-    """A key with P = 0 in floating point that the ball can make the heaviest: the truth is -0.88 at radius 1."""
+    """A key with P = 0 in floating point can become the heaviest in the ball: the true margin is -0.88 at radius 1."""
     config = GPT2Config(n_embd=2, n_layer=1, n_head=2, n_positions=2, vocab_size=2, num_labels=2, pad_token_id=None)
     hf, scale = GPT2ForSequenceClassification(config).double().eval(), math.sqrt(1000.0)
     with torch.no_grad():
@@ -337,7 +337,7 @@ def test_rounding_allowance_grows_with_the_claim(model):
 
 
 def test_rounding_allowance_of_float64_is_seen_through_float32(model):
-    """float64 has no wider type to be held against: what float32 does, in smaller units."""
+    """float64 has no wider type to compare with: the allowance is float32's rounding, in float64's units."""
     spec = zonogpt.image_ball(model, IMAGE, 1e-6)
     exact = map_tensors(model, lambda t: t.double())
     narrow, wide = (allowance_at(exact, spec, dtype) for dtype in (torch.float32, torch.float64))
@@ -347,7 +347,7 @@ def test_rounding_allowance_of_float64_is_seen_through_float32(model):
 
 
 def test_outputs_beyond_float32_are_unknown_and_say_why(model):
-    """Rounding is seen through float32; where that overflows nothing is known of it."""
+    """Rounding is estimated by float32; where that overflows, nothing is known about it."""
     wide = map_tensors(model, lambda t: t.double())
     head = dataclasses.replace(wide.head, weight=1e40 * wide.head.weight)
     huge = dataclasses.replace(wide, head=head, source=None)
@@ -355,7 +355,7 @@ def test_outputs_beyond_float32_are_unknown_and_say_why(model):
     result = zonogpt.verify(huge, spec, method="crown")
     assert result.status == "unknown"
     assert "overflows float32" in result.reason
-    assert zonogpt.verify(huge, spec).status == "verified"  # whose rounding is bounded, not seen through float32
+    assert zonogpt.verify(huge, spec).status == "verified"  # rounding is bounded, not estimated by float32
 
 
 def test_a_search_that_saw_no_number_forbids_a_proof(model):

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def release(tmp_path_factory):
-    """What `make release` builds, and what it says."""
+    """What `make release` builds and prints."""
     out = tmp_path_factory.mktemp("release")
     command = [sys.executable, ROOT / "tools" / "release.py", "--out", out]
     return out, subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
@@ -66,7 +66,7 @@ def test_what_the_release_says(release):
 
 @pytest.mark.slow
 def test_wheel_in_an_empty_environment(release, tmp_path):
-    """The demo, which draws: with the extra `plots`."""
+    """The demo draws, so the wheel is installed with the extra `plots`."""
     (wheel,) = release[0].glob("zonogpt-*.whl")
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True)
     pip = [tmp_path / "env" / "bin" / "pip", "install", "--quiet", "-c", ROOT / "constraints.txt"]

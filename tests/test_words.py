@@ -1,4 +1,4 @@
-"""Tokens as text, labels by name: what a user says and reads, and that nothing moves that is not shown."""
+"""Tokens as text, labels by name: what a user types and reads, and that every token that moves is shown."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def model(folder):
 
 @pytest.fixture(scope="module")
 def framed(tmp_path_factory):
-    """Whose tokenizer puts <s> before a text and </s> behind it."""
+    """A model whose tokenizer puts <s> before a text and </s> after it."""
     return zonogpt.load(save_named_model(tmp_path_factory.mktemp("framed"), adds_tokens=True, pad_token_id=329))
 
 
@@ -73,7 +73,7 @@ def test_a_text_takes_the_place_of_its_ids(model):
 
 
 def test_tokens_that_the_tokenizer_adds_are_there_and_do_not_move(framed):
-    """As in transformers' own pipeline; by number they may be named."""
+    """As in transformers' own pipeline. By number, they can be asked to move."""
     from transformers import pipeline
 
     text = zonogpt.text(framed, "a good film")
@@ -127,7 +127,7 @@ def test_a_name_that_is_another_number_is_refused():
     with pytest.raises(zonogpt.SpecError, match="'2' could be output 2 or the one of that name, 1"):
         output_number(model, "2")
     assert output_number(model, 2) == 2
-    assert output_number(model, "0") == 0  # the name of none
+    assert output_number(model, "0") == 0  # no output has this name
     twice = zonogpt.load(text_classifier(cfg=config(pad_token_id=0, id2label={0: "a", 1: "b", 2: "a"})))
     with pytest.raises(zonogpt.SpecError, match="2 labels are called 'a'"):
         output_number(twice, "a")
@@ -239,7 +239,7 @@ def test_a_file_of_texts_with_names_for_labels(folder, model, tmp_path):
 
 
 def test_a_data_set_says_which_tokens_moved(folder, tmp_path):
-    """A word that occurs twice in one text moves twice there, and that is seen."""
+    """A word that occurs twice in a text moves twice there, and the output says so."""
     (tmp_path / "data.txt").write_text("a good film\na good film, a good story\n")
     run = [str(folder), "--data", str(tmp_path / "data.txt")]
     fast = ["--radius", "1e-7", "--no-attack"]
@@ -304,7 +304,7 @@ def test_a_text_is_of_the_model_that_it_was_read_for(model, framed):
 
 
 def test_the_class_of_a_tokenizer_is_the_configs(tmp_path):
-    """Where only config.json names it, as transformers' own AutoTokenizer reads the folder."""
+    """If only config.json names the class, it is used, as by transformers' own AutoTokenizer."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
     from transformers import AutoTokenizer
 

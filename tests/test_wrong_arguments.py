@@ -197,7 +197,7 @@ def test_paths_are_strings_or_paths(tmp_path):
 
 
 def test_inference_mode():
-    """Everything works in it, and what was made in it works outside."""
+    """Everything works in inference mode, and what is made in it works outside."""
     with torch.inference_mode():
         model = zonogpt.load(language_model(4))
         spec = zonogpt.embedding_ball(model, [3, 5, 1], [1], 8.0)

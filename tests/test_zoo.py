@@ -37,7 +37,7 @@ def test_a_sample_by_its_number():
 
 
 def test_a_sample_on_the_command_line():
-    """What the verdict says of zoo:digits/2 is what verify says of the third sample; a wrong one is one line."""
+    """The verdict on zoo:digits/2 is that of verify on the third sample; a wrong name gives one line."""
     images, _ = zonogpt.zoo.samples("digits")
     model = zonogpt.load("zoo:digits")
     result = zonogpt.verify(model, zonogpt.image_ball(model, images[2], 1e-3))

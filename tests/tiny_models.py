@@ -18,7 +18,7 @@ NO_TOKENS = {"bos_token_id": None, "eos_token_id": None}
 
 
 def ordinary(seed: int, width: int, norm: float, times: float = 1.0) -> tuple[PreTrainedModel, SpecOf]:
-    """Weights as GPT-2 initialises them, or that many times as large."""
+    """A model with weights as GPT-2 initialises them, `times` as large."""
     torch.manual_seed(seed)
     heads = {2: 1, 8: 2, 16: 4}[width]
     net = GPT2ForSequenceClassification(
@@ -57,7 +57,7 @@ def image(seed: int) -> tuple[PreTrainedModel, SpecOf]:
 
 
 def awkward(seed: int) -> tuple[PreTrainedModel, SpecOf]:
-    """Up to three oddities: weights that are 0, tied, huge or tiny, constant tokens; epsilons from 1e-30 to 1e6."""
+    """Up to three oddities: weights that are 0, tied, huge or tiny, constant tokens, epsilons from 1e-30 to 1e6."""
     rng = random.Random(5000 + seed)
     torch.manual_seed(seed)
     heads = rng.choice([1, 1, 2, 4])

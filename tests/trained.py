@@ -15,7 +15,7 @@ from transformers import GPT2ForSequenceClassification
 import zonogpt
 from builders import config, generator
 
-# name: patch, width, layers, heads (images of 8 x 8), or vocabulary, width, layers, heads (texts of 6 tokens)
+# name: (patch, width, layers, heads) for images of 8 x 8, (vocabulary, width, layers, heads) for texts of 6 tokens
 IMAGE_SHAPES = {
     "rows": ((1, 8), 16, 1, 2),
     "rows deep": ((1, 8), 16, 3, 4),
@@ -42,7 +42,7 @@ def pictures(count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def sentences(count: int, vocabulary: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Two classes: are there more small ids than large ones among the six?"""
+    """Sentences of two classes: are more of the six ids small than large?"""
     ids = torch.randint(1, vocabulary, (count, 6), generator=generator(seed))
     return ids, ((ids <= vocabulary // 2).sum(1) > 3).long()
 

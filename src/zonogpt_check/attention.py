@@ -1,8 +1,8 @@
 """The attention block over a set: x + concat_h(sum_j p_j v_j) W_o + b_o, linearised at LayerNorm's centre n0.
 
-Axes: H heads, i queries, j or s keys, m symbols, e features of a head. Everything from LayerNorm's output on is linear
+Axes: H heads, i queries, j or s keys, m symbols, e features of a head. From LayerNorm's output on, everything is linear
 but scores, softmax and the products of probabilities with values. Queries, keys, values and scores at n0 are plain
-floats; how far they are off is part of their change.
+floats; their error is part of their change.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Attention:
         P = log_P.exp() * seen
         self.Q, self.K, self.V, self.P, self.O = Q, K, V, P, P @ V  # (H, S, e), P (H, i, j), O (H, i, e)
 
-        # What symbols and errors do to queries, keys, values and centred scores.
+        # The images of symbols and errors in queries, keys, values and centred scores.
         T = Ball(z.G) @ norm.J  # (S, m, d)
         T_Q, T_K, T_V = (T @ part[:, None] for part in w)  # (H, S, m, e)
         T_U = (T_Q @ K[:, None].T + (T_K @ Q[:, None].T).transpose(0, 3, 2, 1)) * scale  # (H, i, m, j)
@@ -81,7 +81,7 @@ class Attention:
         local = sum_of([s.cover(values), self.product_gram], lines.positive("t_fresh", 2, heads, S))
         claimed = lines.floats("c", S, d)
         off = join((P + s.total) @ off_V) @ np.abs(block.outer)
-        self.box = abs(c - claimed) + dual(Ball(G.rad), z.p, 1) + off  # (S, d): what the output misses besides
+        self.box = abs(c - claimed) + dual(Ball(G.rad), z.p, 1) + off  # (S, d): what else the output misses
         self.after = Set(claimed, G.mid, lines.gram("Q", S, d), z.p)
         t_own, t_local = lines.positive("t_own", 3, S), lines.positive("t_local", heads, S)
         t_crossed = lines.positive("t_crossed", S, S)
@@ -103,8 +103,8 @@ class Attention:
         lines.require("Q", np.array(held), "does not contain what it should")
 
     def pull(self, functionals: Array, rows: NDArray[np.int64]) -> tuple[Ball, list[Ball]]:
-        """Functionals (R, S, d) of the output, of these rows of the claim, as ones of the input, and what they lose, as
-        in LOSSES."""
+        """Functionals (R, S, d) of the output, for these rows of the claim, as functionals of the input; and what they
+        lose, as in LOSSES."""
         s, P = self.softmax, self.P
         w = split(Ball(functionals) @ self.block.outer.T, len(P.mid))  # (R, H, i, e)
         along = w @ self.V.T - (w * self.O).sum(-1)[..., None]  # w . v'_j, (R, H, i, j)

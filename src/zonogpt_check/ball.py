@@ -1,7 +1,7 @@
 """Arrays of balls: a midpoint and a radius in float64, such that the exact value is never farther than the radius.
 
-Every operation adds to the radius what it rounds. numpy's +, -, *, /, sqrt round to nearest (unit U = 2^-53); a sum or
-a product of matrices of inner length k may be added up in any order, hence is off by at most gamma(k) times the sum of
+Every operation adds its rounding to the radius. numpy's +, -, *, /, sqrt round to nearest (unit U = 2^-53); a sum or
+a product of matrices of inner length k may be added up in any order, so it is off by at most gamma(k) times the sum of
 the absolute values; exp, log, tanh and the like are off by at most LIBRARY units. Radii are sums and products of
 positive numbers: each operation on them is followed by a factor that outweighs its own rounding, and by a tiny number
 for what may have underflowed. So whatever is computed with balls is proved; nothing else in this package rounds.
@@ -28,7 +28,7 @@ def gamma(k: int) -> float:
 
 
 def _up(x: Array, operations: int = 6) -> Array:
-    """At least x, for x >= 0 that took so many operations on numbers of one sign."""
+    """At least the exact value of x >= 0, which took that many operations on numbers of one sign."""
     return np.asarray(x * (1 + gamma(operations + 2)) + TINY)
 
 
@@ -49,7 +49,7 @@ class Ball:
 
     @staticmethod
     def between(low: Array, high: Array) -> Ball:
-        """A ball around every number from low to high."""
+        """The ball that holds every number from low to high."""
         mid = low / 2 + high / 2
         return Ball(mid, _up(np.maximum(np.abs(high - mid), np.abs(mid - low))))
 
@@ -119,7 +119,7 @@ class Ball:
         b = Ball.of(other)
         k = self.mid.shape[-1]
         size = np.abs(self.mid)
-        # gamma outside: inside, its product could underflow and then meet something large.
+        # gamma stands outside: inside, its product could underflow before it is multiplied by something large.
         rad = size @ b.rad + gamma(k) * (size @ np.abs(b.mid)) + self.rad @ (np.abs(b.mid) + b.rad)
         return Ball(self.mid @ b.mid, _up(rad, 2 * k + 6) + k * TINY)
 
@@ -155,7 +155,7 @@ class Ball:
         return Ball(np.diagonal(self.mid, axis1=-2, axis2=-1), np.diagonal(self.rad, axis1=-2, axis2=-1))
 
     def sqrt(self) -> Ball:
-        """The root of numbers that are not negative: what lies below zero is rounding."""
+        """The root of numbers that are not negative: the part of the ball below zero is rounding."""
         low, high = np.sqrt(np.maximum(self.lower(), 0.0)), np.sqrt(np.maximum(self.upper(), 0.0))
         return Ball.between(low * (1 - 2 * U), _up(high))
 

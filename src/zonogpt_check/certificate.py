@@ -19,13 +19,13 @@ from zonogpt_check.sets import InvalidError, UnreadableError, demand
 
 FORMAT = "zonogpt certificate 2"
 LONGEST_HEADER = 1 << 24
-# What files that are not what they should be can lead to.
+# The errors that malformed files can lead to.
 BROKEN: tuple[type[Exception], ...] = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, OSError)
 BROKEN += (RecursionError, MemoryError, SafetensorError)
 
 
 class Arrays:
-    """The arrays of safetensors files, by name less a prefix; what is wrong with them is an `error`."""
+    """The arrays of safetensors files, by name less a prefix; raises `error` for what is wrong with them."""
 
     def __init__(self, files: list[Path], error: type[Exception], prefix: str = "") -> None:
         self.paths, self.error = files, error
@@ -44,7 +44,7 @@ class Arrays:
         return str(self.files[k].get_slice(full).get_dtype())
 
     def get(self, name: str, dtypes: str, *shape: int | None) -> NDArray[Any]:
-        """The array of this name, of one of these types, and of this shape: looked at before a byte of it is read."""
+        """The array of this name, which must have one of these types and this shape: checked before it is read."""
         found, dtype, (k, full) = self.shape(name), self.dtype(name), self.where[name]
         fits = len(found) == len(shape) and all(w in (None, n) for w, n in zip(shape, found, strict=True))
         said = f"{name}: is {dtype} {found}, not {dtypes} {list(shape)}"
@@ -57,7 +57,8 @@ class Arrays:
 
 
 def _bfloat16(file: Path, name: str) -> NDArray[np.float32]:
-    """numpy has no such type: the upper half of a float32. The file's header was looked at when it was opened."""
+    """An array of bfloat16, which numpy does not have: each number is the upper half of a float32. The file's header
+    was checked when it was opened."""
     with open(file, "rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         found = json.loads(stream.read(length))[name]
@@ -100,7 +101,7 @@ class Lines:
         return array
 
     def gram(self, name: str, count: int, d: int) -> Array:
-        """Exactly symmetric: Cholesky's algorithm looks at one half only, everything else at both."""
+        """A Gram, which must be exactly symmetric: Cholesky's algorithm reads one half only, everything else both."""
         array = self.floats(name, count, d, d)
         self.require(name, array == array.swapaxes(1, 2), "is not symmetric")
         return array
@@ -114,7 +115,7 @@ class Lines:
         return self.certificate.get(f"{self.place}.{name}", "BOOL", *shape)
 
     def round_(self, name: str, p: float, *shape: int) -> NDArray[np.bool_] | None:
-        """Which covers are balls: there is a choice for p = 1 only."""
+        """Which covers are balls; None unless p = 1, as only there is a choice."""
         return self.flags(f"{name}_round", *shape) if p == 1 else None
 
     def at_least(self, name: str, bound: Ball) -> Ball:
@@ -131,7 +132,7 @@ class Lines:
 
 
 def file_digest(file: Path, said: str) -> str:
-    """The digest of the file with its own digest replaced by zeros; that must stand in the header, once."""
+    """The digest of the file with the digest `said`, which must be in the header exactly once, replaced by zeros."""
     with open(file, "rb") as stream:
         head = stream.read(8)
         length = int.from_bytes(head, "little")

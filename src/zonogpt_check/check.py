@@ -21,7 +21,7 @@ from zonogpt_check.norm import Norm
 from zonogpt_check.sets import InvalidError, Set, UnreadableError, demand, dual, over
 
 TOGETHER = 64  # rows that go back at a time
-INPUT, HEAD = ("input", "rounding"), ("layernorm", "rounding")  # what can be lost there
+INPUT, HEAD = ("input", "rounding"), ("layernorm", "rounding")  # the losses there
 Step = Attention | Mlp
 STEPS: dict[str, type[Step]] = {"attention": Attention, "mlp": Mlp}  # by the block's kind
 
@@ -83,8 +83,8 @@ def _prove(certificate: Certificate, model: Model) -> str:
 def go_back(
     functionals: Array, off: Ball, at: NDArray[np.int64], norm: Norm, steps: list[Step], first: Set, box: Ball
 ) -> list[Ball]:
-    """All that functionals of the head's LayerNorm, themselves `off`, can lose on their way back to the input: there,
-    in every step, and at the head. What a step rounds off is charged at once, against all that its input can be."""
+    """All that functionals of the head's LayerNorm, themselves `off`, can lose on their way back: at the input, in
+    every step, and at the head. The rounding of functionals is charged at once, over the whole set that they meet."""
     before, loss = norm.pull(functionals, at)
     z = steps[-1].after if steps else first
     unread = np.zeros((len(functionals), len(z.c) - before.shape[1], z.c.shape[1]))

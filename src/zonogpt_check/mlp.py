@@ -56,7 +56,7 @@ class Mlp:
         self.after, self.box = Set(claimed, G, Q, z.p), joined(boxes, 0)
 
     def pull(self, functionals: Array, rows: NDArray[np.int64]) -> tuple[Ball, list[Ball]]:
-        """As in Attention."""
+        """As Attention.pull."""
         hidden = Ball(functionals) @ self.block.outer.T  # (R, S, f)
         branch = (hidden * self.slope) @ self.block.inner.T
         before, norm = self.norm.pull(branch.mid, rows)

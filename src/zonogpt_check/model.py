@@ -134,7 +134,7 @@ def _read(folder: Path, config: Any) -> Model:
     files, of_index = _weight_files(folder)
     tensors = Arrays(files, UnreadableError, "transformer.")
     kinds = {FLOATS[kind] for kind in map(tensors.dtype, tensors.where) if kind in FLOATS}
-    # As transformers chooses the type in which it holds all weights; last of all it takes that of the first it meets.
+    # The type in which transformers holds all weights, as it chooses it: in the end that of the first weight it meets.
     dtype = config.get("dtype") or config.get("torch_dtype") or of_index or min(kinds, default=None)
     demand(
         config.get("dtype") or config.get("torch_dtype") or kinds <= {dtype},
@@ -186,7 +186,7 @@ def _same(value: object, one: object) -> bool:
 
 
 def _fits(array: Array, dtype: str | None) -> bool:
-    """Whether transformers, which holds weights in config.dtype, leaves these as they are."""
+    """Whether this array keeps its numbers in `dtype`, the type in which transformers holds all weights."""
     with np.errstate(over="ignore"):
         if dtype == "float16":
             return np.array_equal(array.astype(np.float16), array)
@@ -197,7 +197,7 @@ def _fits(array: Array, dtype: str | None) -> bool:
 
 
 def _check_labels(config: Any, architecture: str, outputs: int) -> None:
-    """The config has as many outputs as the head."""
+    """UnreadableError unless the config names as many outputs as the head has."""
     names = config.get("id2label")
     named = names is None or (isinstance(names, dict) and {*names} == {str(k) for k in range(len(names))})
     demand(named, f"config.id2label = {str(names)[:80]} does not name the labels 0, 1, ...", UnreadableError)

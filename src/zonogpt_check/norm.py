@@ -24,8 +24,8 @@ from zonogpt_check.sets import Set, box_gram, cover, dual, lambda_max, sum_of, s
 class Norm:
     """For every x of the set z:  LN(x) = n0 + (x - c) @ J + e,  e in E(gram),  and |LN(x) - n0| <= reach.
 
-    Where not `sloped` (S,), J = 0 and nothing is used but the range |xi| <= ball. `flat` (rows, S): for which rows of
-    the claim nothing else is used on their way back.
+    Where not `sloped` (S,), J = 0 and only the range |xi| <= ball is used. `flat` (rows, S) says for which rows of the
+    claim only the range is used on their way back.
     """
 
     def __init__(self, at: NormWeights, z: Set, lines: Lines, rows: int) -> None:
@@ -69,8 +69,8 @@ class Norm:
         self.reach = (z.radius()[:, None] @ abs(self.J))[:, 0] + self.gram.diagonal().sqrt()
 
     def pull(self, functionals: Array, rows: NDArray[np.int64]) -> tuple[Ball, Ball]:
-        """Functionals (K, S, d) of the output, of these rows of the claim, as ones of the input, and the most that they
-        fall below J's part."""
+        """Functionals (K, S, d) of the output, for these rows of the claim, as functionals of the input; and the most
+        that they fall below J's part."""
         before, error, _, range_ = self._enclosures(functionals)
         flat = self.flat[rows] | ~self.sloped
         kept = Ball.choose(flat[..., None], Ball(np.zeros(functionals.shape)), before)
@@ -108,7 +108,7 @@ class Norm:
 def scalars(size: Ball, a0: Ball, rho: Ball, met: Ball, r: Ball, d: int, tau: float) -> tuple[Ball, Ball, Ball]:
     """(A, B, delta): -A <= e <= B and |1 / sqrt(a) - rho| <= delta, for |z0 . D| <= met and |D| <= r.
 
-    a is at least a_min, where D points against z0 and takes `fall` off its length. Nothing is subtracted that cancels.
+    a is at least a_min, where D points against z0 and shortens it by `fall`. No subtraction here cancels.
     """
     lin, quad, least = 2 * met / d, r.square() / d, size.lower()
     fall = Ball.choose(least > 0, smaller(met / Ball(np.where(least > 0, least, 1.0)), size), size)

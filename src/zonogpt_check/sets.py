@@ -32,7 +32,7 @@ def demand(holds: bool, otherwise: str, error: type[Exception] = InvalidError) -
 
 @dataclass(frozen=True)
 class Set:
-    """c and Q as the certificate has them, G as computed here: what that rounds is in Q. Plain floats, exact."""
+    """c and Q as the certificate has them; G as computed here, with its rounding in Q. Plain floats, exact."""
 
     c: Array  # (S, d)
     G: Array  # (S, m, d)
@@ -61,7 +61,7 @@ def image(Q: Ball, A: Ball) -> Ball:
 
 
 def over(w: Ball, box: Ball) -> Ball:
-    """(R,): the most that functionals (R, S, d) can take from what moves by at most `box` (S, d)."""
+    """(R,): the largest value of functionals (R, S, d) on what moves by at most `box` (S, d)."""
     return (abs(w) * box).sum(-1).sum(-1)
 
 
@@ -72,7 +72,7 @@ def box_gram(b: Ball) -> Ball:
 
 
 def sum_of(grams: list[Ball], t: Array) -> Ball:
-    """The Minkowski sum, with positive weights t (sets, ...)."""
+    """A Gram that contains the Minkowski sum, by positive weights t (sets, ...)."""
     terms = [Q / ti[..., None, None] for Q, ti in zip(grams, t, strict=True)]
     return Ball(t).sum(0)[..., None, None] * sum(terms[1:], start=terms[0])
 
@@ -100,7 +100,7 @@ def covers(Q: Array, R: Ball) -> NDArray[np.bool_]:
     """(...): whether Q - R is positive semidefinite for every matrix of the ball, proved by Cholesky's algorithm.
 
     It succeeds on M - shift only if M - shift + E is positive semidefinite for some |E| <= gamma(d + 1) trace(M): then
-    M is, if the shift is larger. Symmetric matrices only: of the ball the symmetric ones count.
+    M is, if the shift is larger. Only the symmetric matrices of the ball count.
     """
     d = Q.shape[-1]
     M = Q - (R.mid + np.swapaxes(R.mid, -1, -2)) / 2

@@ -24,7 +24,7 @@ class Softmax:
 
     def __init__(self, log_P: Ball, P: Ball, seen: Array, linear: Ball, R_U: Ball, gram: Ball, lines: Lines) -> None:
         """`linear` bounds the linear centred change, key by key, `gram` covers it for all keys of a row, `R_U` bounds
-        what else the scores do. `seen` is 1 for keys that are not masked, 0 for others, where everything is 0."""
+        the rest of the score change. `seen` is 1 for visible keys and 0 for masked ones, where everything is 0."""
         mean = (P * R_U).sum(-1)[..., None]
         visible, none = np.broadcast_to(seen > 0, P.shape), Ball(np.zeros(P.shape))
         rest = Ball.choose(visible, R_U + mean, none)
@@ -84,7 +84,7 @@ class Softmax:
 def error_scores(
     P: Ball, seen: Array, keys: Ball, K: Ball, w_q: Ball, merged: Ball, scale: Ball, lines: Lines
 ) -> tuple[Ball, Ball]:
-    """What all error ellipsoids do to the centred scores: a bound for each (H, i, j), and a Gram over a row's keys."""
+    """The centred scores' change by all error ellipsoids: a bound for each (H, i, j), and a Gram over a row's keys."""
     H, S, d = keys.shape
     own = np.eye(S)
     extent = support(merged, keys.reshape(H * S, d)).T.reshape(H, S, S) * scale * seen  # Q_i . (key s) / sqrt(e)
@@ -94,7 +94,7 @@ def error_scores(
     kept = own - (P * own).sum(-1)[..., None]  # (H, i, j)
     maps = (toward + kept[..., None] * keys[:, :, None]) * scale
     own_gram = maps @ merged @ maps.T * seen[:, None] * seen[..., None]
-    # Any other moves its own by u_s (1 - P_s), the others by -P_s u_s.
+    # Any other token s moves its own score by u_s (1 - P_s), the others by -P_s u_s.
     t = lines.positive("t_keys", H, S, S)
     arrow = (np.eye(S) - P[..., :, None]) * seen[:, None]  # (H, i, s, j)
     cross_gram = Ball(t * seen).sum(-1)[..., None, None] * (arrow.T @ ((u.square() / t)[..., None] * arrow))
@@ -103,7 +103,7 @@ def error_scores(
 
 
 def _series(t: Ball) -> Ball:
-    """2 psi(t) / t^2 for |t| < 1/2: the first 14 terms of its series, of which the rest is below 1e-16."""
+    """2 psi(t) / t^2 for |t| < 1/2: the first 14 terms of its series, the rest of which is below 1e-16."""
     out = Ball(np.ones(t.shape))
     for k in range(15, 2, -1):
         out = 1 + t / k * out

@@ -1,7 +1,7 @@
 """The choices that a certificate writes down: weights of covers, and which of two enclosures is used.
 
-Every choice is sound. The checker must not make it again: of two that are nearly as good it might take the other one,
-and its bounds would exceed those in the certificate.
+Every choice is sound. The checker reads the choices instead of making them again: where two are nearly as good, it
+might take the other one, and its bounds would exceed those in the certificate.
 """
 
 from __future__ import annotations
@@ -28,6 +28,6 @@ class Choices(dict[str, Tensor]):
         return functools.partial(self.__setitem__, name) if room() else unnoted
 
     def more(self, name: str, choice: Tensor) -> None:
-        """Adds columns to the choice `name`, of a backward pass that takes some rows of the claim at a time."""
+        """Appends columns to the choice `name`: a backward pass takes a few rows of the claim at a time."""
         if room():
             self[name] = torch.cat([self[name], choice], -1) if name in self else choice

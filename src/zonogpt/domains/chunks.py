@@ -11,7 +11,7 @@ GPU_CHUNK_BYTES = 1 << 30  # a GPU wants few, large calls
 
 
 def temporary_bytes(device_type: str) -> int:
-    """What a temporary over the generators may take there."""
+    """The bytes that one temporary over the generators may take on this kind of device."""
     return GPU_CHUNK_BYTES if device_type == "cuda" else CHUNK_BYTES
 
 
@@ -26,9 +26,9 @@ CPU_STREAM_BYTES = 1 << 25
 
 
 def stream_limit(limit: int, device: torch.device) -> int:
-    """For loops that visit each chunk once: on a CPU small chunks, whose memory is used again while it is warm.
+    """Bytes of a chunk, for loops that visit each chunk once: at most `limit`, and less on a CPU.
 
-    Arrays beyond some 32 MiB are fresh mappings every time, and clearing their pages takes longer than the work. A GPU
-    wants few, large calls.
+    There the memory of small chunks is reused while it is in the cache. Arrays beyond some 32 MiB are mapped afresh
+    every time, and clearing their pages takes longer than the work. A GPU wants few, large calls.
     """
     return min(limit, CPU_STREAM_BYTES) if device.type == "cpu" else limit

@@ -5,8 +5,8 @@
 p is infinity for a box of inputs, 2 or 1 for balls. The ellipsoid of a Gram matrix Q is { y : w.y <= sqrt(w^T Q w) for
 every w }, so a linear map y -> y @ A sends Q to A^T Q A and no factor of Q is ever needed. Q is exactly symmetric:
 every step that forms one by products ends with `symmetrised`. Every function here that makes a Gram adds to its
-diagonal what forming it may have rounded away, so that Q, as it stands, contains what it is to contain. G may be of a
-shorter type than c and Q: it is as small as the input's radius, and so is its rounding.
+diagonal what forming it may have rounded away, so that the ellipsoid of Q as computed contains the exact set. G may be
+of a shorter type than c and Q: its entries are as small as the input's radius, and their rounding with them.
 
 Shapes, for a batch of B inputs of a model: c (B, n, d), G (B, n, m, d), Q (B, n, d, d). Tokens come first because the
 heavy products are per token.
@@ -47,7 +47,7 @@ class EllipsoidalZonotope:
     @cached_property
     def symbol_radius(self) -> Tensor:
         """(B, n, d): the most that the symbols move each coordinate."""
-        underflow = math.sqrt(self.m * torch.finfo(self.G.dtype).tiny)  # of squares
+        underflow = math.sqrt(self.m * torch.finfo(self.G.dtype).tiny)  # lost by squares
         return up(dual_norm(self.G, self.p, 2) + underflow, self.m + 4).to(self.c.dtype)
 
     @cached_property
@@ -63,21 +63,24 @@ def dual_norm(values: Tensor, p: float, dim: int) -> Tensor:
 
 
 def trace(Q: Tensor) -> Tensor:
-    """(..., d, d) -> (...): never negative, whatever rounding did."""
+    """(..., d, d) -> (...): the trace, or 0 where rounding has made it negative."""
     return Q.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=0)
 
 
 def support(Q: Tensor, w: Tensor) -> Tensor:
     """An upper bound of sqrt(w^T Q w) for Q (..., d, d) and directions w (..., k, d): (..., k).
 
-    In a direction that Q nearly does not have, w^T Q w may round to zero or below: `rounding` is added under the root.
+    Where Q is nearly singular, w^T Q w may round to zero or below, so `rounding` is added under the root.
     """
     square = _forms(Q, w).clamp(min=0)
     return (square + rounding(Q)[..., None] * w.square().sum(-1)).sqrt()
 
 
 def _forms(Q: Tensor, w: Tensor) -> Tensor:
-    """w^T Q w for every row of w, (..., k). Many rows: from the part of Q on and below its diagonal, the rest twice."""
+    """(..., k): w^T Q w for every row of w.
+
+    With many rows, the blocks of Q below its diagonal count twice, and those above it are not read.
+    """
     if min(w.shape[-2:]) < MIRRORED:
         return ((w @ Q) * w).sum(-1)
     total = torch.zeros((), dtype=Q.dtype, device=Q.device)
@@ -88,9 +91,9 @@ def _forms(Q: Tensor, w: Tensor) -> Tensor:
 
 
 def symmetric_product(A: Tensor, B: Tensor) -> Tensor:
-    """A @ B, for a product that is symmetric but for rounding, and exactly so what comes out.
+    """A @ B, for a product that is symmetric up to rounding; the result is exactly symmetric.
 
-    Wide ones are formed strip by strip up to the diagonal, and mirrored.
+    Wide products are formed strip by strip up to the diagonal, and mirrored.
     """
     d = A.shape[-2]
     if d < MIRRORED:
@@ -120,7 +123,7 @@ def rounding(Q: Tensor, terms: int | Tensor = 0) -> Tensor:
 
     A product of inner length d errs by at most gamma_d |A||B|, and |Q_ab| <= sqrt(Q_aa Q_bb) makes
     |w|^T |Q| |w| <= |w|^2 trace(Q). Two such products are 2 (d + 1) units; twice that leaves room for a third and some
-    sums. Q may be a sum of `terms` (...) squares with weights that are sums themselves: 2 terms, and some.
+    sums. Q may be a sum of `terms` (...) squares with weights that are sums too: 2 units for each term, and some.
     """
     k = torch.as_tensor(2 * terms + 16, device=Q.device).clamp(min=4 * (Q.shape[-1] + 4))
     return gammas(k, Q.dtype, Q) * trace(Q)
@@ -137,7 +140,7 @@ def coordinate_radius(Q: Tensor) -> Tensor:
 
 
 def sandwich(Q: Tensor, A: Tensor) -> Tensor:
-    """A^T Q A, the image under y -> y @ A (rows times matrix, as everywhere in this package), and its rounding."""
+    """A^T Q A, widened by its rounding: the image under y -> y @ A (rows times matrix, as always in this package)."""
     out = symmetric_product(A.mT, Q @ A)
     return widened(out, image_rounding(Q, torch.linalg.matrix_norm(A).square()))
 
@@ -185,8 +188,8 @@ def weighted_sum(t: Tensor, *grams: Tensor, box: Tensor | None = None) -> Tensor
 def weights(sizes: Tensor, dim: int) -> Tensor:
     """Positive weights close to `sizes` (>= 0): any positive ones are sound, but none may vanish.
 
-    A size that rounding or underflow made zero must not drop a set that is not empty, nor may 1 / t overflow. The
-    floor, a millionth of the sum, costs nothing.
+    A set whose size has been rounded to zero must not be lost, and 1 / t must not overflow. The floor, a millionth of
+    the sum, costs nothing.
     """
     return sizes + 1e-6 * sizes.sum(dim, keepdim=True) + torch.finfo(sizes.dtype).tiny ** 0.5
 
@@ -195,12 +198,12 @@ def box_cover(A: Tensor, R: Tensor, note: Note = unnoted, off: Tensor | None = N
     """A Gram that contains {e @ A : |e_k| <= R_k}, for A (..., k, d) and R (..., k).
 
     sum_k R_k^2 A_k A_k^T / w_k with weights w_k proportional to R_k |A_k|, which makes the trace smallest. With `off`
-    (..., k) it contains what the same weights make of any other A whose rows are no farther away than that.
+    (..., k) it contains the cover, by the same weights, of any other A whose rows are within `off` of these.
     """
     size = torch.linalg.vector_norm(A, dim=-1)
     t = weights(R * (size if off is None else size + off), dim=-1)
     note(t)
-    there = R > 0  # what cannot be there needs no share
+    there = R > 0  # a row without extent needs no weight
     total = (t * there).sum(-1, keepdim=True)
     scaled = A * (R * (total / t).sqrt())[..., None]
     out = rounded_out(symmetric_product(scaled.mT, scaled), terms=there.sum(-1))
@@ -215,7 +218,7 @@ def lambda_max(Q: Tensor, squarings: int = 4) -> Tensor:
     power, log_scale = symmetrised(Q) / scale[..., None, None], torch.zeros_like(scale)
     for k in range(squarings):
         if k > 0:
-            size = trace(power) + floor  # at least 1 / d of the last one's square
+            size = trace(power) + floor  # trace(P^2) >= trace(P)^2 / d
             power, log_scale = power / size[..., None, None], log_scale + size.log()
         power, log_scale = symmetric_product(power, power), 2 * log_scale
     log_norm = (torch.linalg.matrix_norm(power) + floor).log() + log_scale
@@ -229,10 +232,10 @@ def lambda_max(Q: Tensor, squarings: int = 4) -> Tensor:
 
 
 def rounded_out(Q: Tensor, terms: int | Tensor = 0) -> Tensor:
-    """Q, changed in place, with more of the identity than forming it rounded away, and than can have underflowed."""
+    """Q, changed in place: plus the identity, times more than forming Q rounded away and can have underflowed."""
     return widened(Q, up(rounding(Q, terms) + (64 + terms) * least(Q.dtype)))
 
 
 def handed_on(Q: Tensor) -> Tensor:
-    """Q, changed in place, with `room`: where somebody who computes it again will compare."""
+    """Q, widened in place by `room`: the checker computes such a Gram again and compares."""
     return Q.mul_(1 + room()) if room() else Q

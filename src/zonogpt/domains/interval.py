@@ -1,4 +1,4 @@
-"""Intervals, entry by entry, and what linear maps and products do to them, rounded outward."""
+"""Intervals, entry by entry, and their images under linear maps and products, rounded outward."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from zonogpt.domains.rounding import gamma, part, up
 
 @dataclass(frozen=True)
 class Interval:
-    """lower <= x <= upper. Ends are finite or say nothing: -inf below, +inf above.
+    """lower <= x <= upper. An end is finite, or it says nothing: -inf below, +inf above.
 
-    Overflow and NaN make ends that say nothing, wherever they arise: a sum of which a part overflowed may be any
-    number, so +inf is no lower bound either.
+    An end that overflowed or became NaN is replaced by the one that says nothing: where a part of a sum overflowed, the
+    sum may be any number, so +inf is no lower bound either.
     """
 
     lower: Tensor
@@ -33,7 +33,7 @@ class Interval:
 
     @staticmethod
     def known(lower: Tensor, upper: Tensor) -> Interval:
-        """An interval whose ends were looked at already: neither is NaN, nor infinite on the wrong side."""
+        """An interval whose ends need no check: neither is NaN, nor infinite on the wrong side."""
         out = object.__new__(Interval)
         object.__setattr__(out, "lower", lower)
         object.__setattr__(out, "upper", upper)
@@ -46,7 +46,7 @@ class Interval:
 
     @property
     def radius(self) -> Tensor:
-        """The distance from `centre`, as rounded, to the farther end."""
+        """The distance from `centre`, as computed, to the farther end."""
         return torch.maximum(self.upper - self.centre, self.centre - self.lower)
 
     @property
@@ -55,18 +55,18 @@ class Interval:
         return torch.maximum(self.lower.abs(), self.upper.abs())
 
     def widened(self, by: Tensor) -> Interval:
-        """`by` >= 0 on either side; a tiny number more, for what may have underflowed."""
+        """The interval with `by` >= 0 added on either side, and a tiny number for what may have underflowed."""
         by = up(by)
         return Interval(self.lower - by, self.upper + by)
 
     def dense(
         self, weight: Tensor, bias: Tensor | None, weight_size: Tensor | None = None, bias_size: Tensor | None = None
     ) -> Interval:
-        """The smallest interval around x @ weight + bias, rounded outward. By ends, not by middle and radius: a sum of
-        positive lower ends must not round to zero.
+        """The smallest interval around x @ weight + bias, rounded outward. It is formed from the ends, not from middle
+        and radius: a sum of positive lower ends must not round to zero.
 
-        Weight and bias may have been computed, in no more operations than x is long and eight, relative to the sizes
-        given for them (their own, if none is given).
+        Weight and bias may have been computed themselves, in at most k + 8 operations (k is the length of x), relative
+        to the sizes given for them (their own, if none is given).
         """
         k = weight.shape[0]
         positive, negative = weight.clamp(min=0), weight.clamp(max=0)
@@ -90,7 +90,7 @@ class Interval:
             return part(gamma(2 * k + 8, of.dtype), of if bias_size is None else of + bias_size, k)
 
         below = above = rounding(size)
-        # Of a sum of squares or of exponentials nothing cancels, and its upper end may be far away.
+        # In a sum of squares or exponentials nothing cancels: its lower end rounds by its own size, not by the upper's.
         if weight.shape[1] == 1 and weight_size is None and float(torch.minimum(self.lower.amin(), weight.amin())) >= 0:
             below = rounding(lower.clamp(min=0))
         if bias is not None:
@@ -121,6 +121,6 @@ class Interval:
         return Interval(low.sum(-2) - by, high.sum(-2) + by)
 
     def meet(self, other: Interval) -> Interval:
-        """Where x lies if it lies in both. Ends that rounding has crossed are swapped: x is somewhere between them."""
+        """An interval that contains x if both do. Ends that rounding has crossed are swapped: x lies between them."""
         low, high = torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper)
         return Interval(torch.minimum(low, high), torch.maximum(low, high))

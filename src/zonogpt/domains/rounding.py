@@ -1,9 +1,9 @@
-"""What floating point rounds off, bounded: the unit roundoffs of every method that bounds its own rounding.
+"""Bounds of rounding errors, in unit roundoffs, for every method that bounds its own rounding.
 
 The model of arithmetic: +, -, *, / and sqrt are IEEE operations rounded to nearest, sums and products of matrices may
 be added up in any order, with or without fused multiply-add, elementary functions err by at most LIBRARY units u.
 A sum or product of inner length k is then off by at most gamma_k times the sum of the absolute values,
-gamma_k = k u / (1 - k u). Whoever rounds more coarsely (TF32, bfloat16 products) is kept out by `verify`.
+gamma_k = k u / (1 - k u). `verify` keeps out coarser rounding (TF32, bfloat16 products).
 Derivations: docs/math.md, section 13. Checked against ball arithmetic in tests/test_rounding.py.
 """
 
@@ -19,13 +19,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LEAST_ROOM = 1e-100  # of all bounds, and of squares: the checker's squares underflow below 1e-154
+LEAST_ROOM = 1e-100  # the least of all bounds and squares: the checker's squares underflow below 1e-154
 LIBRARY = 4  # units u that exp, expm1, log, log1p, tanh, sinh, sigmoid, rsqrt and hypot may be off by
 
 
 class _Accounting(NamedTuple):
-    units: float  # what an operation is taken to round off, in unit roundoffs
-    room: float  # what every bound is widened by besides, relatively
+    units: float  # what one operation is assumed to round off, in unit roundoffs
+    room: float  # how much wider every bound is made besides, relative to its size
 
 
 EVERY_ROUNDING = _Accounting(1.0, 0.0)
@@ -42,12 +42,12 @@ def _set(accounting: _Accounting) -> Iterator[None]:
 
 
 def unaccounted() -> contextlib.AbstractContextManager[None]:
-    """Nothing is bounded inside: to show in tests that the bounds are needed, and to measure what they cost."""
+    """Inside, rounding counts as zero: to show in tests that its bounds are needed, and to measure what they cost."""
     return _set(_Accounting(0.0, 0.0))
 
 
 def with_room() -> contextlib.AbstractContextManager[None]:
-    """Bounds a little wider than need be: whoever computes them again, with other roundings, stays within them."""
+    """Inside, bounds are a little wider than need be: a checker that rounds differently stays within them."""
     return _set(_Accounting(64.0, 1e-6))
 
 
@@ -77,7 +77,7 @@ def gammas(k: Tensor, dtype: torch.dtype, like: Tensor) -> Tensor:
 
 
 def least(dtype: torch.dtype) -> float:
-    """What every bound has at least, for what underflows: the smallest normal number, or more where there is room."""
+    """The least value of every bound, because of underflow: the smallest normal number, or more where there is room."""
     return LEAST_ROOM if room() else torch.finfo(dtype).tiny
 
 
@@ -90,7 +90,7 @@ def _constant(value: float, dtype: torch.dtype) -> Tensor:
 def up(x: Tensor, k: int = 6) -> Tensor:
     """At least x (1 + gamma_k), for sizes x >= 0 that took k operations on numbers of one sign.
 
-    Two more for the multiplication and its factor. What underflowed on the way is not lost either.
+    Two more operations are counted for the multiplication and its factor, and `least` is added for what underflowed.
     """
     if not accounted():
         return x
@@ -98,9 +98,9 @@ def up(x: Tensor, k: int = 6) -> Tensor:
 
 
 def part(share: float, x: Tensor, k: int = 6) -> Tensor:
-    """At least share x (1 + gamma_k), as `up`: what errors of a relative size `share` amount to.
+    """At least share x (1 + gamma_k), like `up`: a bound of errors of the relative size `share`.
 
-    Three more: the multiplication, and two for its factor.
+    Three more operations are counted: the multiplication, and two for its factor.
     """
     if not accounted():
         return share * x

@@ -5,7 +5,7 @@
 Shapes: c (S, d), G (m, S, d), L (S, q, d), b (S, d); every token has the same number q of local generators (short
 ones are zero). Prefix rule: a transform keeps the old generators in place and appends new ones after them; only
 `reduce` drops or reorders, between blocks. That is what makes adding a skip connection sound. G and L may be of a
-shorter type than c and b: they are as small as the set. What a function here rounds off joins b.
+shorter type than c and b: they are as small as the set. The rounding error of every function here is added to b.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class StructuredZonotope:
 
     @cached_property
     def symbol_radius(self) -> Tensor:
-        """(S, d): the part of it that the generators make."""
+        """(S, d): the generators' part of `radius`."""
         wide = self.b.dtype
         return up(up(abs_sum(self.G, 0), self.m).to(wide) + up(abs_sum(self.L, 1), self.q).to(wide))
 
@@ -73,8 +73,8 @@ def from_local(centre: Tensor, local: Tensor, pool: int) -> StructuredZonotope:
 def from_promoted(centre: Tensor, local: Tensor, pool: int) -> StructuredZonotope:
     """The same set with every input number a *shared* generator, so that attention can carry it to other tokens.
 
-    Numbers of radius 0 give no generator. Only the `pool` largest are promoted, the others are intervals at once: the
-    dense generators of a long text would not fit in memory even for the moment until they are reduced.
+    Numbers of radius 0 give no generator. Only the `pool` largest are promoted, the others become intervals at
+    once: the dense generators of a long text would not fit in memory even until they are reduced.
     """
     S, d = centre.shape
     weight = abs_sum(local, 2)  # (S, q)
@@ -100,16 +100,16 @@ def convert(z: StructuredZonotope) -> StructuredZonotope:
 
 
 def settled(z: StructuredZonotope) -> StructuredZonotope:
-    """The same set, converted unless the interval is next to nothing, as rounding alone leaves it.
+    """The same set, converted unless its interval is negligible, as it is where only rounding has made it.
 
-    Transforms take an interval as it is, without symbols for it: looser than generators, but d of these for every token
-    would cost more time than a millionth of the set is worth.
+    Transforms also accept an interval without symbols. That is looser than generators, but d more of these for every
+    token would cost more time than a millionth of the set is worth.
     """
     return z if float(z.b.sum()) <= NEGLIGIBLE * float(z.symbol_radius.sum()) else convert(z)
 
 
 def cast(z: StructuredZonotope, dtype: torch.dtype) -> StructuredZonotope:
-    """A superset of z with generators in `dtype`: what rounding does to them joins the interval."""
+    """A superset of z with generators in `dtype`: the error of rounding them is added to the interval."""
     if dtype == z.G.dtype:
         return z
     G, L = z.G.to(dtype), z.L.to(dtype)
@@ -131,7 +131,7 @@ def generator_limit(n_tokens: int, width: int, pool_bytes: int = POOL_BYTES, ite
 def reduce(z: StructuredZonotope, pool: int) -> StructuredZonotope:
     """A superset of z with m = min(m, pool) shared and q = min(q, pool - m) local generators.
 
-    Kept are those with the largest summed absolute coefficients; the others go into the interval, coordinate by
+    Those with the largest summed absolute coefficients are kept; the others go into the interval, coordinate by
     coordinate (Lemma: generator reduction).
     """
     m = min(z.m, pool)

@@ -1,13 +1,13 @@
 """Sums over the input's symbols of a family of tangents, added chunk by chunk.
 
-A family is one vector T_j (..., k) per symbol eps_j, ||eps||_p <= 1; the symbol axis is -2. What the steps need of it:
+A family is one vector T_j (..., k) per symbol eps_j, ||eps||_p <= 1; the symbol axis is -2. The steps need:
 
 - radius: the largest |sum_j T_j eps_j| per coordinate (the dual norm: sum, 2-norm or maximum of absolute values),
 - cover: a Gram whose ellipsoid contains every sum_j T_j eps_j,
 - square: an upper bound of the largest |sum_j T_j eps_j|_2^2.
 
-All of them with what adding up rounds away, of the tangents as they are: how these came about is not known here.
-Results are of type `dtype`, at least as long as the tangents'.
+All three allow for the rounding of these sums, and take the tangents as exact: how they were computed is not known
+here. Results are of type `dtype`, which is at least as long as the tangents'.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ class SymbolSums:
             return
         length = torch.linalg.vector_norm(T, dim=-1)  # (..., chunk)
         if self.p == math.inf:
-            # Box to ellipsoid with weights proportional to |T_j|, and positive: no relative floor as elsewhere, which
-            # would depend on the chunks.
+            # Cover of a box: weights proportional to |T_j|, and positive. A relative floor would depend on the chunks.
             length = length + torch.finfo(length.dtype).tiny ** 0.5
             scaled = T / length.sqrt()[..., None]
             self._lengths = self._join(self._lengths, length.sum(-1))
@@ -68,15 +67,15 @@ class SymbolSums:
         return self.noted_cover(unnoted)
 
     def noted_cover(self, note: Note, off: Tensor | None = None) -> Tensor:
-        """The cover; `note` learns where, for p = 1, it is a ball. With `off` (..., k) it contains the cover of all
-        other tangents that move no coordinate by more than that besides, all symbols together."""
+        """The cover; `note` is told where, for p = 1, it is a ball. With `off` (..., k) it contains the cover of any
+        other tangents whose differences from these, all symbols together, move no coordinate by more than `off`."""
         assert self._gram is not None
         assert self._lengths is not None
         gram, terms = symmetrised(self._gram), self._count + self._gram.shape[-1]
         if self.p == math.inf:
             gram = self._lengths[..., None, None] * gram
         elif self.p == 1:
-            # The l_1 ball lies in the l_2 ball, and in the hull of the T_j: the smaller of the Gram and a round ball.
+            # The l_1 ball lies in the l_2 ball, and maps to the hull of the +-T_j: the Gram, or a smaller round ball.
             ball = torch.diag_embed(self._lengths.square()[..., None].expand(gram.shape[:-1]))
             smaller = trace(ball) < trace(gram)
             note(smaller)
@@ -85,7 +84,7 @@ class SymbolSums:
         out = rounded_out(gram, terms).to(self.dtype)
         if off is None:
             return out
-        lost = off.sum(-1)  # at least the same of what is off
+        lost = off.sum(-1)  # at least that size of the difference
         return widened(out, up(4 * lost * (size + lost), 4))
 
     def square(self) -> Tensor:

@@ -28,5 +28,5 @@ def register_method(method: Method) -> None:
 
 
 def guarantee(name: str) -> Guarantee:
-    """Whether this method's verdicts hold whatever computing its bounds rounds off, or only as far as is estimated."""
+    """How this method accounts for the rounding of its own bounds: they include it, or it is only estimated."""
     return "bounded" if METHODS[name].rounding_bounded else "estimated"

@@ -11,14 +11,14 @@ from zonogpt.domains.rounding import gamma, gammas, room, up
 from zonogpt.methods.tape import Tape
 from zonogpt.methods.work import Tick, nobody
 
-ROWS = 64  # claim rows that go back together
-MOST_ROWS = 1024  # rows that go back at all: of a language model's 50,256 only those that the forward bound leaves open
+ROWS = 64  # claim rows that are pulled back together
+MOST_ROWS = 1024  # rows that are pulled back at all: of a language model's 50,256 those with the lowest forward bounds
 
 Where = tuple[int, str, str]  # block, kind, step
 
 
 def backward(tape: Tape, tick: Tick = nobody) -> tuple[Tensor, dict[Where, Tensor]]:
-    """Margins (B, K), and what each step takes from them, averaged over the rows (B,)."""
+    """Margins (B, K), and what each step takes from them (B,), averaged over the rows that went back."""
     margins, _, losses = adjoint(tape, tick)
     return margins, {where: loss.mean(1) for where, loss in losses.items()}
 
@@ -26,7 +26,7 @@ def backward(tape: Tape, tick: Tick = nobody) -> tuple[Tensor, dict[Where, Tenso
 def adjoint(tape: Tape, tick: Tick = nobody) -> tuple[Tensor, Tensor, dict[Where, Tensor]]:
     """Margins (B, K); which rows went back through all blocks (B, R); and what each step takes from these (B, R).
 
-    `tick` is told of every block that rows are about to go back through, and which share of the rows is through.
+    `tick` is told of every block that rows are about to go back through, and which share of the rows is done.
     """
     B, K = tape.value.shape
     every = torch.arange(K, device=tape.value.device).expand(B, -1)
@@ -38,7 +38,7 @@ def adjoint(tape: Tape, tick: Tick = nobody) -> tuple[Tensor, Tensor, dict[Where
         lost = [tape.head.loss(_pooled_rows(tape, rows), tape.limit) for rows in every.split(ROWS, dim=1)]
         margins = below(tape.value, torch.stack([torch.cat(lost, dim=1), tape.rounding]))
         require_finite("head", margins)
-        lowest = margins.argsort(1)[:, :MOST_ROWS].sort(1).values  # of each input its own: their rows have other rivals
+        lowest = margins.argsort(1)[:, :MOST_ROWS].sort(1).values  # chosen for each input: their rows have other rivals
         pieces = _pieces(tape, lowest, tick)
         better = torch.maximum(margins.gather(1, lowest), torch.cat([margins for margins, _ in pieces], dim=1))
         margins.scatter_(1, lowest, better)
@@ -47,13 +47,13 @@ def adjoint(tape: Tape, tick: Tick = nobody) -> tuple[Tensor, Tensor, dict[Where
 
 
 def _pieces(tape: Tape, rows: Tensor, tick: Tick) -> list[tuple[Tensor, dict[Where, Tensor]]]:
-    """These rows (B, R), some at a time."""
+    """The margins and losses of these rows (B, R), some rows at a time."""
     parts = rows.split(ROWS, dim=1)
     return [_go_back(tape, part, tick, k / len(parts)) for k, part in enumerate(parts)]
 
 
 def _pooled_rows(tape: Tape, rows: Tensor) -> Tensor:
-    """(B, K, n, d): these rows (B, K) as functionals of the final LayerNorm's output."""
+    """(B, K, n, d): the rows with these numbers (B, K), as functionals of the final LayerNorm's output."""
     return torch.take_along_dim(tape.rows, rows[..., None], dim=1)[:, :, None] * tape.pool[:, None]
 
 
@@ -72,7 +72,7 @@ def _go_back(tape: Tape, rows: Tensor, tick: Tick, share: float) -> tuple[Tensor
     z, generators = tape.start.z, tape.start.generators
     moved = dual_norm(torch.einsum("bknd,bnmd->bkm", functionals.to(generators), generators), z.p, -1).to(functionals)
     losses[(0, "input", "input")] = up(moved, z.m)
-    # The box of rounding that the input starts with, and what the products just above round.
+    # The input's own box of rounding, and the rounding of the products just above.
     products = tape.start.n_tokens[:, None, None] * z.c.shape[-1]
     box = coordinate_radius(z.Q) + gammas(products + 4, z.c.dtype, z.c) * z.symbol_radius
     losses[(0, "input", "rounding")] = rounded_off(functionals, up(box))
@@ -88,7 +88,7 @@ def below(value: Tensor, losses: Tensor) -> Tensor:
 
 
 def where_lost(tape: Tape, b: int) -> str:
-    """The first block behind which the errors are larger than what the input's symbols do linearly."""
+    """In words, the first block behind which the errors exceed the symbols' linear part; empty if none."""
     states = [step.z for step in tape.steps[1:]] + [tape.head.z]
     for step, (t, z) in zip(tape.steps, enumerate(states, start=1), strict=True):
         linear = float(dual_norm(z.G[b], z.p, -2).mean())

@@ -1,7 +1,7 @@
-"""The methods that the field knows, as our own code: ibp, deepz, crown, covenn.
+"""The field's known methods in our own code: ibp, deepz, crown, covenn.
 
-All of them read the network operator by operator (operators/network.py) and differ in what a value is. They are here to
-be compared with: plain, sound, and as precise as their idea allows without search.
+All of them read the network operator by operator (operators/network.py) and differ in what a value is. They are here
+for comparison: plain, sound, and as precise as their idea allows without search.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ROWS = 1024  # claim rows that are bounded together: a language model has 50,256
 
 @dataclass(frozen=True)
 class Start:
-    """The embedded input set: c + local noise, ||noise||_p <= 1, and its interval."""
+    """The embedded input set: c + local noise, ||noise||_p <= 1, plus an interval."""
 
     c: Tensor  # (S, d)
     local: Tensor  # (S, q, d)
@@ -58,27 +58,27 @@ class Start:
         return Interval(self.c - radius, self.c + radius).widened(gamma(2, self.c.dtype) * (self.c.abs() + radius))
 
     def lowest(self, A: Tensor) -> Tensor:
-        """(R,): the smallest value of functionals (R, S, d) over the set."""
+        """(R,): the smallest value of functionals (R, S, d) over the set, without its interval."""
         moved = torch.einsum("rsd,sqd->rsq", A, self.local).flatten(1)
         return (A * self.c).flatten(1).sum(1) - dual_norm(moved, self.p, 1)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One input: where it starts, the claim folded into the head, and whom to tell about progress."""
+    """One input: its set, the claim folded into the head, and whom to tell about progress."""
 
     model: Model
     start: Start
     rows: Tensor  # (K, d)
     offset: Tensor  # (K,)
-    row_sizes: Tensor  # (K, d): of what the rows are sums of
+    row_sizes: Tensor  # (K, d): sizes of the terms that the rows are sums of
     on_block: OnBlock | None
     functional_bytes: int
     claim: Claim
-    arithmetic: Arithmetic  # float32: only those methods that bound rounding
+    arithmetic: Arithmetic  # "float32" only for methods that bound rounding
 
     def tick(self, t: int) -> Callable[[], None]:
-        """A function to call while block t is bounded (from 1; the head is last), any number of times."""
+        """A function to be called, any number of times, while block t is bounded (from 1; the head is last)."""
         blocks = self.model.blocks
         kind = blocks[t - 1].kind if t <= len(blocks) else "head"
         progress = Progress(min(t, len(blocks)), len(blocks), kind, done=(t - 1) / (len(blocks) + 1))
@@ -86,7 +86,7 @@ class Problem:
 
 
 class Analysis(Protocol[V]):
-    """What a method makes of a run's values. Its operators may change on the way."""
+    """One run of a method: its values, and its operators, which may change from block to block."""
 
     @property
     def ops(self) -> Operators[V]: ...
@@ -95,13 +95,13 @@ class Analysis(Protocol[V]):
         """The input set."""
 
     def at(self, tick: Callable[[], None]) -> None:
-        """A block begins, or the head; `tick` is to be called now and then."""
+        """Called when a block or the head begins; `tick` is to be called now and then."""
 
     def behind(self, block: Node, before: V, x: V) -> tuple[V, tuple[Tensor, ...]]:
-        """The block's output x as the next block gets it, and numbers that must be finite."""
+        """The block's output x in the form that the next block gets, and numbers that must be finite."""
 
     def lost(self, x: V) -> Tensor | None:
-        """(K,): what is taken off the margins besides; None: nothing."""
+        """(K,): what the margins lose besides; None: nothing."""
 
 
 def margins(run: Problem, analysis: Analysis[V]) -> Tensor:
@@ -146,7 +146,7 @@ class Ibp:
 
 
 class DeepZ:
-    """Generators are kept for good: memory grows with the square of S d, and with every operator."""
+    """Generators are never dropped: memory grows with the square of S d, and with every operator."""
 
     def __init__(self, run: Problem) -> None:
         self.run = run
@@ -182,14 +182,14 @@ class Crown:
 
     def behind(self, block: Node, before: GraphNode, x: GraphNode) -> tuple[GraphNode, tuple[Tensor, ...]]:
         everywhere = torch.stack([torch.ones_like(x.like), -torch.ones_like(x.like)])
-        return x, (self.ops.lower(x, everywhere),)  # here rather than at the end: it names the block
+        return x, (self.ops.lower(x, everywhere),)  # checked here, so that an error names the block
 
     def lost(self, x: GraphNode) -> None:
         return None
 
 
 class CoVeNN(Crown):
-    """Substitution down to the block's own input, of which the next block learns an interval per entry."""
+    """Substitution down to the block's own input. The next block knows only an interval per entry."""
 
     def behind(self, block: Node, before: GraphNode, x: GraphNode) -> tuple[GraphNode, tuple[Tensor, ...]]:
         box = self.ops.bounds(x)
@@ -238,7 +238,7 @@ class Baseline:
     ) -> Bounds:
         """Lower bounds of the claim's rows over the input set. Works in the model's dtype, on its device.
 
-        `head` is the model's before it was rounded to that dtype: rows are differences, and would not forgive it.
+        `head` is the model's before it was rounded to that dtype: rows are differences, in which rounding would show.
         """
         budget = numerics.budget_bytes
         need = self.plan(self.sizes(model, spec), dataclasses.replace(numerics, dtype=model.dtype)).peak_bytes
@@ -276,7 +276,7 @@ def _plan_graph(sizes: Sizes, numerics: Numerics) -> Plan:
 
 
 def _plan_graphs(sizes: Sizes, numerics: Numerics) -> Plan:
-    """A graph for each block on its own."""
+    """The plan of covenn, whose graphs are of one block each."""
     return plan_graph(sizes, numerics.dtype.itemsize, numerics.budget_bytes, 1)
 
 

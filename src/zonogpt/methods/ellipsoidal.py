@@ -1,7 +1,7 @@
 """Method E: one forward pass of ellipsoidal zonotopes, then one backward pass for all rows of the claim.
 
 The forward pass bounds the *sizes* of every step's error. The backward pass carries each row through the linear maps
-that the forward pass left behind and meets each error where it was born, before any covering:
+that the forward pass kept, and bounds each error in the step where it arises, before any covering:
 
     margin >= value at the centre - (rows at the input over the input set) - sum over steps of (support of its error)
 """
@@ -41,11 +41,11 @@ from zonogpt.model.ir import Model
 from zonogpt.spec.spec import Spec
 from zonogpt.support.memory import free_bytes
 
-# Specs are bounded together if none has fewer moving tokens than this share of the batch's largest number, because
-# padding is wasted work. A GPU gains from large batches; a CPU does not, so it pads nothing.
+# Specs are batched together only if each has at least this share of the largest number of moving tokens among them,
+# because padding is wasted work. A GPU gains from large batches; a CPU does not, so it pads nothing.
 LEAST_MOVING = {"cuda": 0.75}
 TOGETHER = {"cuda": 256}  # still tokens that are propagated together
-SHORT = 64  # up to so many tokens, sequences may be padded to twice their length; longer ones not at all
+SHORT = 64  # sequences of up to this many tokens may be padded to twice their length; longer ones not at all
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class EllipsoidalMethod:
         return plan_ellipsoidal(sizes, numerics.dtype.itemsize, 1, numerics.budget_bytes)
 
     def batches(self, model: Model, specs: Sequence[Spec], numerics: Numerics) -> list[list[int]]:
-        """Specs that are `alike`, with about as many moving tokens (LEAST_MOVING), as many as the budget holds."""
+        """Batches of specs that are `alike` and have about as many moving tokens (LEAST_MOVING), within the budget."""
         groups: dict[object, list[int]] = {}
         for i, spec in enumerate(specs):
             groups.setdefault(alike(model, spec), []).append(i)
@@ -76,7 +76,7 @@ class EllipsoidalMethod:
         budget = self._besides(default_budget(model.device) if budget_bytes is None else budget_bytes)
         item, least = numerics.dtype.itemsize, LEAST_MOVING.get(model.device.type, 1.0)
         if self.prefixes is not None and self.prefixes.arithmetic == "float32":
-            least = 1.0  # executions of tokens that may move are bounded in another way: margins would differ
+            least = 1.0  # executions of still tokens are bounded in another way: margins would depend on the batch
         out = []
         for group in groups.values():
             size = {i: sizes(model, specs[i]) for i in group}
@@ -98,7 +98,7 @@ class EllipsoidalMethod:
         return out
 
     def _besides(self, budget: int) -> int:
-        """What is left for a batch, besides what is remembered for all."""
+        """The part of the budget that the cached prefixes leave for a batch."""
         return budget if self.prefixes is None else budget - self.prefixes.most_bytes
 
     def bound_many(
@@ -128,8 +128,8 @@ class EllipsoidalMethod:
 
 
 def default_budget(device: torch.device) -> int:
-    """The most bytes for a batch: of a GPU much of what is free, should one input need it; on a CPU enough to fill the
-    cores, and no more than the caches like."""
+    """The most bytes for a batch: on a GPU much of the free memory, should one input need it; on a CPU enough to
+    fill the cores, but no more than suits the caches."""
     if device.type == "cuda":
         return int(0.7 * free_bytes(device))
     return 1 << 30
@@ -144,12 +144,12 @@ def prefix_tokens(model: Model, budget_bytes: int | None) -> tuple[int, int]:
 
 
 def sizes(model: Model, spec: Spec) -> Sizes:
-    """The sizes of the tokens from the first that moves on. Method E does not propagate the others as sets."""
+    """The sizes of a run from the first token that moves on: only these tokens go through the network as a batch."""
     return dataclasses.replace(whole_sizes(model, spec), n_tokens=spec.input.n_tokens - first_moving(model, spec))
 
 
 def alike(model: Model, spec: Spec) -> object:
-    """What specs of a batch have in common. Where the last token is read, short sequences may differ in length."""
+    """A key that all specs of a batch share. Where the last token is read, short sequences may differ in length."""
     S = spec.input.n_tokens
     length = (S - 1).bit_length() if model.head.reads_last and S <= SHORT else -S
     return length, spec.claim.n_rows, spec.input.p, n_moving(spec)

@@ -1,4 +1,4 @@
-"""What a method says besides its margins: where width came from, and what its own rounding rests on."""
+"""What a method reports besides its margins: where width came from, and how it accounts for its own rounding."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ Guarantee = Literal["bounded", "estimated"]  # how the rounding of the bounds th
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """The `width` that a `step` of residual block `block` caused (1-based; the input is 0, the head comes last).
+    """The `width` that a `step` of residual block `block` (from 1; the input is 0, the head comes last) has caused.
 
     `kind` is the block's: "attention" or "mlp", or "input" or "head".
 
     Methods A, F, M, D: the mean radius over tokens and features that the step put into its block's output; for the
-    head, the mean loss over the claim's rows. The step "carried" is what earlier symbols amount to behind the block;
+    head, the mean loss over the claim's rows. The step "carried" is the radius of earlier symbols behind the block;
     "reduction" is width that moved from generators into the interval and so lost its symbol, without growing.
 
-    Method E: what the step took from the margin, the mean over the claim's rows that went back (all, up to 1,024). All
-    entries together are what lies between the value at the centre and the margin before the allowance for rounding.
+    Method E: what the step took from the margin, the mean over the claim's rows that went back (all, up to 1,024). The
+    sum of all entries is the value at the centre less the margin, before the allowance for rounding.
     """
 
     block: int

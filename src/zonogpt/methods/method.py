@@ -21,7 +21,7 @@ Part = Literal["search", "still tokens", "forward", "backward"]
 
 @dataclass(frozen=True)
 class Progress:
-    """Block `block` of `blocks`, of this kind, is about to be bounded, and `done` of the work, 0 to 1, is behind it.
+    """Block `block` of `blocks`, of this kind, is about to be bounded. `done` of the work, 0 to 1, has been done.
 
     Method E has several parts: tokens before the first that moves go forward, then the others do, then the rows of the
     claim go back. A search for counterexamples comes before all blocks.
@@ -32,7 +32,7 @@ class Progress:
     kind: str
     part: Part = "forward"
     done: float = 0.0
-    task: str = ""  # what the run is for, where it is not the verdict itself
+    task: str = ""  # the purpose of the run, if it is not the verdict itself
 
 
 OnBlock = Callable[[Progress], None]
@@ -42,8 +42,8 @@ OnBlock = Callable[[Progress], None]
 class Numerics:
     """How bounds are computed, and what they are about."""
 
-    dtype: torch.dtype = torch.float64  # of what moves: generators and tangents
-    arithmetic: Arithmetic = "real"  # without `rounding_bounded` a method knows only this one
+    dtype: torch.dtype = torch.float64  # of generators and tangents
+    arithmetic: Arithmetic = "real"  # methods without `rounding_bounded` know only "real"
     budget_bytes: int | None = None
 
 
@@ -64,7 +64,7 @@ class Method(Protocol):
 
     @property
     def rounding_bounded(self) -> bool:
-        """Whether the bounds hold whatever computing them rounds off; if not, that is estimated."""
+        """Whether the bounds include their own rounding; if not, it is estimated."""
 
     @property
     def rules(self) -> Rules:
@@ -77,10 +77,10 @@ class Method(Protocol):
         """The memory that one input of these sizes will need, counted before it runs."""
 
     def for_run(self, model: Model, specs: Sequence[Spec], numerics: Numerics) -> Method:
-        """The method, with a memory for what these specs have in common, if it can use one."""
+        """The method for a run over these specs, with a cache for what they have in common if it can use one."""
 
     def batches(self, model: Model, specs: Sequence[Spec], numerics: Numerics) -> list[list[int]]:
-        """Indices of specs that are best bounded together: of one shape, as embedded."""
+        """Batches, as indices of specs that are best bounded together: their embedded inputs must have one shape."""
 
     def bound_many(
         self, model: Model, specs: Sequence[Spec], numerics: Numerics, on_block: OnBlock | None
@@ -89,11 +89,11 @@ class Method(Protocol):
 
 
 class NotEnoughMemoryError(MemoryError):
-    """A run would need more memory than it may have; says so before it allocates."""
+    """A run would need more memory than it may have; raised before anything is allocated."""
 
 
 class NonFiniteBlockError(ArithmeticError):
-    """A bound became NaN or infinite; says where."""
+    """A bound became NaN or infinite, in this block and step."""
 
     def __init__(self, block: int, kind: str, step: str) -> None:
         super().__init__(f"the bound became NaN or infinite in block {block} ({kind}), step {step!r}")

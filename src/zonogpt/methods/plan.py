@@ -20,10 +20,10 @@ from zonogpt.transforms.ellipsoidal.attention import KEPT_CHUNKS
 
 @dataclass(frozen=True)
 class Sizes:
-    n_tokens: int  # that are propagated
-    length: int  # tokens in all: those before the first that moves are keys for the others
+    n_tokens: int  # tokens that are propagated
+    length: int  # tokens in all: those before the first that moves are keys of the others
     width: int
-    blocks: tuple[tuple[str, Shape], ...]  # of every block its kind, and its sizes
+    blocks: tuple[tuple[str, Shape], ...]  # the kind and the sizes of every block
     n_inputs: int  # raw numbers that may move
     inputs_per_token: int
     n_rows: int  # of the claim
@@ -61,25 +61,25 @@ class Plan:
     shared: int | None  # symbols of the input; None: the method has none
     local: int | None  # the largest number kept; None: the method has no such generators
     peak_bytes: int  # of generators, claim rows and temporaries; the weights come on top (held_bytes)
-    tape_bytes: int = 0  # method E: the part of it that the backward pass needs, which grows with depth
+    tape_bytes: int = 0  # method E: the part of `peak_bytes` that the backward pass needs, which grows with depth
 
 
 def held_bytes(n_parameters: int, run_parameters: int, model_item: int, item: int, judged: bool) -> int:
-    """Weights: the model as loaded, its blocks and head (`run_parameters`) in float64, in which every run works, and in
-    the types of tangents and of rounding, where these are others; the judge in float64, and in float32 once it has
-    replayed an input."""
+    """Bytes of weights: of the model as loaded; of its blocks and head (`run_parameters`) in float64, in which every
+    run works, and in the types of tangents and of rounding if these differ; of the judge in float64, and in float32
+    once it has replayed an input."""
     others = {item, 4} - {8, model_item}
     return n_parameters * (model_item + (12 if judged else 0)) + run_parameters * (8 + sum(others))
 
 
 def rows_bytes(sizes: Sizes, copies: int) -> int:
-    """So many arrays of all rows of the claim, or of the head's weights, in float64."""
+    """Bytes of `copies` arrays of all rows of the claim, or of the head's weights, in float64."""
     return copies * 8 * sizes.n_rows * sizes.width
 
 
 @dataclass(frozen=True)
 class Growth:
-    """What a structured transform does to the number of generators."""
+    """How a structured transform changes the number of generators."""
 
     fresh: Callable[[Sizes, Shape], int]  # local generators that it appends to a token
     boxes: bool  # whether it leaves an interval, which becomes d local generators
@@ -91,14 +91,14 @@ def plan_structured(sizes: Sizes, growth: Mapping[str, Growth], promoted: bool, 
     m = min(sizes.n_inputs, pool) if promoted else 0
     q = 0 if promoted else min(sizes.inputs_per_token, pool)
     most_local, peak = q, 0
-    # An interval: inputs beyond the pool, or what rounding leaves in float32.
+    # Whether there is an interval: from inputs beyond the pool, or from rounding in float32.
     boxed = (sizes.n_inputs if promoted else sizes.inputs_per_token) > pool or item < 8
     for kind, shape in sizes.blocks:
         q_in = q + (d if boxed else 0)
         fresh = growth[kind].fresh(sizes, shape)
         boxed = growth[kind].boxes or item < 8
         q_out = q_in + fresh
-        # Shared before and after; local before, their images, the fresh ones, and all of these joined.
+        # Shared ones before and after; local ones before, their images, the fresh ones, and all local ones joined.
         alive = 2 * m + 2 * q_in + fresh + q_out
         peak = max(peak, alive)
         q = min(q_out, pool - m)
@@ -115,7 +115,7 @@ SMALLEST_CHUNK = 1 << 24
 
 
 def largest_chunk(device_type: str) -> int:
-    """A GPU wants few, large calls; with 4 GiB it was no faster than with 2."""
+    """The most bytes of a chunk. A GPU wants few, large calls; with 4 GiB it was no faster than with 2."""
     return 1 << 31 if device_type == "cuda" else 1 << 30
 
 
@@ -124,7 +124,7 @@ def most_kept_bytes(device_type: str) -> int:
     return KEPT_CHUNKS * largest_chunk(device_type)
 
 
-FULL = {"cuda": 1 << 30}  # bytes of ellipsoids of a batch
+FULL = {"cuda": 1 << 30}  # bytes of a batch's ellipsoids
 
 
 def filling_batch(sizes: Sizes) -> int:
@@ -148,13 +148,13 @@ def plan_ellipsoidal(sizes: Sizes, item: int, batch: int, budget_bytes: int | No
 
 
 def still_token_bytes(width: int, n_heads: int, hidden: int, length: int) -> int:
-    """The bytes that a token which does not move takes on its way through the network, among `length` of them."""
+    """The most bytes that one of `length` tokens that do not move takes while they go through the network."""
     d, attention = width, 8 * width * width + 6 * n_heads * length * length + 8 * length * width
     return 8 * (2 * d * (d + 10) + max(attention, d * (3 * hidden + 6 * d)))
 
 
 def known_token_bytes(model: Model) -> int:
-    """The bytes that are remembered of such a token: its set too, where the head reads more than the last token."""
+    """The bytes cached for such a token, with its set if the head reads more than the last token."""
     d = model.width
     return 8 * d * (5 * max(1, model.n_layers) + (0 if model.head.reads_last else d + 1))
 
@@ -162,7 +162,7 @@ def known_token_bytes(model: Model) -> int:
 def chunk_bytes(sizes: Sizes, item: int, batch: int, budget_bytes: int | None) -> int:
     """Bytes that temporaries over the input symbols may take: what the budget leaves, within sensible limits.
 
-    What is kept of them takes no more than KEPT_CHUNKS as much again.
+    Kept tangents take at most KEPT_CHUNKS times as much besides.
     """
     per_symbol = sizes.n_tokens * sizes.width + sizes.n_heads * sizes.n_tokens * sizes.length
     everything = item * batch * sizes.n_inputs * 10 * per_symbol
@@ -175,27 +175,27 @@ def chunk_bytes(sizes: Sizes, item: int, batch: int, budget_bytes: int | None) -
 
 
 def kept_bytes(sizes: Sizes, item: int) -> int:
-    """Tangents of queries, keys, values and scores of one input, between their two uses."""
+    """Bytes of the tangents of queries, keys, values and scores of one input, kept between their two uses."""
     return item * sizes.n_inputs * sizes.n_tokens * (3 * sizes.width + sizes.n_heads * sizes.length)
 
 
 def _ellipsoidal_bytes(sizes: Sizes, item: int, batch: int) -> tuple[int, int, int]:
-    """Temporaries that are not chunked: of an attention block, of an MLP block or the head; and the tape."""
+    """Bytes that are not chunked: temporaries of an attention block; those of an MLP block or the head; the tape."""
     n, S, d, m, H, f = sizes.n_tokens, sizes.length, sizes.width, sizes.n_inputs, sizes.n_heads, sizes.hidden
-    # The tangents are of the dtype, all else of float64.
-    state = 8 * n * d * (d + 10) + item * n * d * m  # a set, and what LayerNorm remembers of it
+    # Tangents have `item` bytes a number, everything else 8.
+    state = 8 * n * d * (d + 10) + item * n * d * m  # a set, and what LayerNorm keeps of it
     tape = (len(sizes.blocks) + 1) * state + 8 * sum(_step_numbers(sizes, shape) for _, shape in sizes.blocks)
     tape += 8 * n * d * m if item < 8 else 0  # the input's generators, before they are rounded
     attention = 8 * (8 * n * d * d + 6 * H * n * S * S + 8 * n * S * d) + item * n * d * m
     mlp = 8 * n * d * (3 * f + 6 * d) + item * n * d * m
-    # Each input's rows once more while they are put together, those of one in the making, and the head's weights.
+    # All inputs' rows once more while they are stacked, those of the input in the making, and the head's weights.
     head = rows_bytes(sizes, batch + 2)
     return batch * attention, max(batch * mlp, head), batch * tape + rows_bytes(sizes, batch)
 
 
 def _step_numbers(sizes: Sizes, shape: Shape) -> int:
-    """What a block's step keeps for the backward pass besides its set: of attention Grams of values and products, rows
-    of scores, queries, keys and values, the prefix; of hidden units the strip around the activation."""
+    """How many numbers a block's step keeps for the backward pass besides its set. Attention: Grams of values and
+    products, rows of scores, queries, keys and values, the prefix. Hidden units: the strip around the activation."""
     n, S, d = sizes.n_tokens, sizes.length, sizes.width
     kept = 2 * n * shape.hidden
     if shape.heads:

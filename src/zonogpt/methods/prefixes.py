@@ -1,8 +1,8 @@
 """The prefix cache: tokens before the first that moves. Later tokens see their keys and values, which only rounding
 changes.
 
-So they go through the network as sets without symbols, and once for all inputs of a run that begin alike, whatever
-moves behind them and how far.
+So these tokens go through the network as sets without symbols, once for all inputs of a run that begin alike, whatever
+moves behind them and however far.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from zonogpt.support.memory import free_bytes
 from zonogpt.support.tensors import moved
 from zonogpt.transforms.prefix import Prefix
 
-# What a sequence is known by: a digest of each token. Equal for equal tokens, and what begins alike begins alike.
+# The name of a sequence: a digest of each of its tokens, so that sequences begin alike exactly if their names do.
 Name = bytes
 DIGEST = hashlib.sha256().digest_size
 
@@ -39,7 +39,7 @@ def n_tokens(name: Name) -> int:
 
 
 def first_moving(model: Model, spec: Spec) -> int:
-    """The first token that can move; 0 where tokens see later ones, and every token every other."""
+    """The first token that can move; 0 where tokens see later ones, and so depend on all that move."""
     return spec.input.first_moving() if model.causal else 0
 
 
@@ -47,7 +47,7 @@ def first_moving(model: Model, spec: Spec) -> int:
 class CachedPrefix:
     """One sequence of p tokens."""
 
-    seen: dict[int, Prefix]  # by block, as a batch of one: what later tokens see of them in attention
+    seen: dict[int, Prefix]  # by block: the tokens as later ones see them in attention, a batch of one
     last: tuple[Tensor, Tensor] | None  # (p, d) and (p, d, d): centre and Gram at the head, where it reads all tokens
 
 
@@ -55,8 +55,8 @@ class CachedPrefix:
 class BatchPrefix:
     """The tokens before those of a Start, for its whole batch."""
 
-    cached: list[CachedPrefix]  # the sequences that inputs begin with, T tokens together
-    index: Tensor  # (B, p): which of all these tokens an input has; padding may be any
+    cached: list[CachedPrefix]  # the sequences that inputs begin with, of T tokens together
+    index: Tensor  # (B, p): which of the T tokens an input has; at padding any of them
 
     def seen(self, t: int) -> Prefix:
         return Prefix.joined([one.seen[t] for one in self.cached]).select(self.index)
@@ -69,11 +69,11 @@ class BatchPrefix:
 
 @dataclass
 class PrefixCache:
-    """What the inputs of a run begin with: propagated when first asked for, each sequence together with others of up to
-    `together` tokens, padding included; at most `most_tokens` are remembered.
+    """The sequences that the inputs of a run begin with, propagated through the network and cached.
 
-    Of inputs that begin with a b | c, a b | d and e f |, behind which something moves, the first two share a sequence;
-    an input that begins with a b c | takes the place of both, if `a b c` goes through the network without failing.
+    A sequence is propagated when it is first asked for, in a group of up to `together` tokens, padding included; at
+    most `most_tokens` tokens are cached. If | marks where tokens begin to move, inputs a b | c and a b | d share the
+    sequence a b. An input a b c | makes all three share a b c, if that goes through the network without failing.
     """
 
     model: Model
@@ -82,22 +82,22 @@ class PrefixCache:
     most_tokens: int = 0
     _spec: dict[Name, Spec] = field(default_factory=dict)  # an input that begins with it
     _longest: dict[Name, Name] = field(default_factory=dict)  # the longest sequence that begins with it
-    _group: dict[Name, list[Name]] = field(default_factory=dict)  # of these: those that go through the network together
+    _group: dict[Name, list[Name]] = field(default_factory=dict)  # for each of these: those that are propagated with it
     _cached: dict[Name, CachedPrefix] = field(default_factory=dict)
 
     def expect(self, specs: Sequence[Spec]) -> None:
-        """These will be asked for."""
+        """Announces specs whose beginnings will be asked for, so that they can share sequences and groups."""
         some = [spec for spec in specs if first_moving(self.model, spec) > 0]
         self._expect({self._name(moved(spec, self.model.device, torch.float64)): spec for spec in some})
 
     @property
     def most_bytes(self) -> int:
-        """The bytes that the cached prefixes will take."""
+        """The bytes that the cached prefixes may take."""
         tokens = sum(n_tokens(name) for name in set(self._longest.values()))
         return min(tokens, self.most_tokens) * known_token_bytes(self.model)
 
     def of(self, specs: Sequence[Spec], start: Start, limit: int, tick: Tick = nobody) -> BatchPrefix | None:
-        """None: there are no tokens before those of `start`."""
+        """The tokens before those of `start`; None if there are none."""
         if start.before == 0:
             return None
         names = [self._name(spec) for spec in specs]
@@ -105,12 +105,12 @@ class PrefixCache:
         if new:
             self._expect(new)
         found = {name: self._sequence(name, limit, tick) for name in names if name}
-        longest = [self._longest[name] if name else None for name in names]  # none: all that is before it is padding
+        longest = [self._longest[name] if name else None for name in names]  # None: only padding is before it
         cached = {self._longest[name]: sequence for name, sequence in found.items()}
         begins = dict(zip(cached, accumulate(map(n_tokens, cached), initial=0), strict=False))
         device = self.model.device
         begin = torch.tensor([0 if name is None else begins[name] for name in longest], device=device)
-        # An input's own token, from 0 on; below is padding. No input has more of them here than it begins with.
+        # A token's number in its own input, negative for padding. The input begins with all of them that are not.
         token = torch.arange(start.before, device=device) - torch.tensor(start.padding, device=device)[:, None]
         return BatchPrefix(list(cached.values()), begin[:, None] + token.clamp(min=0))
 
@@ -136,7 +136,7 @@ class PrefixCache:
             self._group[name] = group
 
     def _sequence(self, name: Name, limit: int, tick: Tick = nobody) -> CachedPrefix:
-        """The longest that begins with `name`, or `name` itself if that one fails: nobody fails because of others."""
+        """The longest sequence that begins with `name`; or, if that fails, `name` itself: no input fails for others."""
         longest = self._longest[name]
         if longest in self._cached:
             return self._cached[longest]
@@ -155,18 +155,18 @@ class PrefixCache:
             return self._sequence(name, limit, tick)
         self._cached |= found
         while sum(map(n_tokens, self._cached)) > max(self.most_tokens, sum(map(n_tokens, group))):
-            del self._cached[next(iter(self._cached))]  # the oldest
+            del self._cached[next(iter(self._cached))]  # the oldest one
         return found[longest]
 
     def _require_memory(self, group: list[Name]) -> None:
-        """For a sequence alone this is in the plan of its input."""
+        """NotEnoughMemoryError if the group needs more than is free. A sequence alone is in the plan of its input."""
         model, length = self.model, n_tokens(group[0])
         need = len(group) * length * still_token_bytes(model.width, model.n_heads, model.hidden, length)
         if need > free_bytes(model.device):
             raise NotEnoughMemoryError
 
     def _through_the_network(self, group: list[Name], limit: int, tick: Tick = nobody) -> dict[Name, CachedPrefix]:
-        """Shorter sequences are padded at their end, which no token before it sees."""
+        """Propagates a group. Shorter sequences are padded at their end, where no token of theirs sees it."""
         model = self.model
         lengths = [n_tokens(name) for name in group]
         here = [moved(self._spec[name], model.device, torch.float64) for name in group]

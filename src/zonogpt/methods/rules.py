@@ -1,4 +1,4 @@
-"""What a family of methods has rules for. Whatever it has none for is refused by name before anything runs."""
+"""The nodes that a family of methods has rules for. All others are refused by name before anything runs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from zonogpt.model.ir import Model
 class Rules:
     """The kinds of nodes (model/nodes.py) that a family can bound.
 
-    `executed` are those, norms and activations among them, that it also bounds in executions in float32: a rule that
-    does not say so is about real arithmetic only.
+    `executed` names those, norms and activations included, that it also bounds for executions in float32. All other
+    rules are about real arithmetic only.
     """
 
     blocks: frozenset[str]

@@ -39,13 +39,13 @@ from zonogpt.transforms.structured.head import claim_lower_bounds
 from zonogpt.transforms.structured.mlp import fused_mlp, sequential_mlp
 from zonogpt.transforms.structured.widths import Widths
 
-NORMS, ACTIVATIONS = frozenset({"LayerNorm"}), frozenset({GELU_TANH})  # that the transforms are about
-EXECUTED = frozenset({"attention", "mlp", "LayerNorm", "tanh-GELU"})  # of which they heed `arithmetic`
+NORMS, ACTIVATIONS = frozenset({"LayerNorm"}), frozenset({GELU_TANH})  # that the transforms can bound
+EXECUTED = frozenset({"attention", "mlp", "LayerNorm", "tanh-GELU"})  # for which they heed `arithmetic`
 
 
 @dataclass(frozen=True)
 class Transform:
-    """One block over a structured zonotope, and what it does to the number of generators."""
+    """A bound of one block over a structured zonotope, and how it changes the number of generators."""
 
     bound: Callable[[Any, StructuredZonotope, Arithmetic], tuple[StructuredZonotope, Widths]]
     growth: Growth
@@ -77,7 +77,7 @@ class StructuredMethod:
         return self
 
     def batches(self, model: Model, specs: Sequence[Spec], numerics: Numerics) -> list[list[int]]:
-        """One at a time: the pool is for one input."""
+        """One spec at a time: the pool is for one input."""
         return [[i] for i in range(len(specs))]
 
     def bound_many(
@@ -86,7 +86,7 @@ class StructuredMethod:
         return [self.bound(model, spec, numerics, on_block) for spec in specs]
 
     def bound(self, model: Model, spec: Spec, numerics: Numerics, on_block: OnBlock | None = None) -> Bounds:
-        """Lower bounds of the claim's rows over the input set: centre in the model's dtype, generators in the run's."""
+        """Lower bounds of the claim's rows over the input set. Centres have the model's dtype, generators the run's."""
         arithmetic = numerics.arithmetic
         pool = pool_limit(spec.input.n_tokens, model.width, numerics.dtype, numerics.budget_bytes)
         z = settled(self.initial(spec, pool, numerics.dtype, arithmetic))
@@ -123,12 +123,12 @@ class StructuredMethod:
     def step(
         self, block: Node, z: StructuredZonotope, arithmetic: Arithmetic = "real"
     ) -> tuple[StructuredZonotope, Widths]:
-        """One block, before the reduction."""
+        """The set behind one block, before the reduction, and its widths."""
         return self.transforms[block.kind].bound(block, z, arithmetic)
 
 
 def pool_limit(n_tokens: int, width: int, dtype: torch.dtype, budget_bytes: int | None) -> int:
-    """Generators a token may keep. Without a budget: the paper's number, 512 MiB counted in float32, in any dtype."""
+    """How many generators a token may keep. Without a budget: the paper's number, 512 MiB of float32, in any dtype."""
     if budget_bytes is None:
         return generator_limit(n_tokens, width, POOL_BYTES, 4)
     return generator_limit(n_tokens, width, budget_bytes, dtype.itemsize)
@@ -146,7 +146,7 @@ MLP = {
 }
 START = {"promoted": from_promoted, "literal": from_local}
 
-# name: attention, MLP, where the input's generators live
+# name: transform of attention, transform of the MLP, kind of the input's generators
 TABLE = {
     "A": ("fused", "sequential", "promoted"),
     "F": ("fused", "fused", "promoted"),

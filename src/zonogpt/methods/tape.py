@@ -1,4 +1,4 @@
-"""Method E's forward pass: the input sets through all blocks, and what its backward pass needs of that."""
+"""Method E's forward pass: it takes the input sets through all blocks and keeps what the backward pass needs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from zonogpt.transforms.execution import output_error
 
 @dataclass(frozen=True)
 class Tape:
-    """What the backward pass needs of the forward pass. Its size is the only one that grows with depth."""
+    """What the backward pass needs from the forward pass. Besides the prefix cache, only its size grows with depth."""
 
     start: Start
     steps: list[Step]
@@ -43,11 +43,10 @@ def forward(
     prefixes: PrefixCache | None = None,
     still: Tick = nobody,
 ) -> Tape:
-    """Centre and ellipsoids in the model's type, the symbols' tangents in `dtype`.
+    """The forward pass. Centres and ellipsoids have the model's type, the symbols' tangents `dtype`.
 
-    `still` is told of every block that tokens before the first that moves enter.
-
-    `walk` knows of no padding and no prefix yet: they are the specs'. `prefixes` remembers what inputs begin with.
+    `walk` has no padding and no prefix yet: they come from the specs. `prefixes` caches what inputs begin with. `still`
+    is told of every block that tokens before the first that moves enter.
     """
     model, arithmetic = walk.model, walk.arithmetic
     S = max(spec.input.n_tokens for spec in specs)
@@ -76,7 +75,7 @@ def _at_the_head(
     before: BatchPrefix | None,
     z: EllipsoidalZonotope,
 ) -> Tape:
-    """The rows at the centre, and what is lost behind the final LayerNorm."""
+    """The tape, with the rows at the centre and the rounding behind the final LayerNorm."""
     model, limit = walk.model, walk.limit
     head, wide, d = model.head, model.dtype, model.width
     functionals = [spec.claim.functionals(head) for spec in specs]
@@ -95,7 +94,7 @@ def _at_the_head(
         lost = still.loss(rows[:, :, None] * weight[:, None], limit).clamp(min=0)  # `up` is for sizes
         read = [still, norm]
     value = offset + (rows @ pooled[..., None]).squeeze(-1)
-    # Rows are differences of the head's columns, rounded; what they are formed from is larger.
+    # Rows are rounded differences of the head's columns: their rounding is relative to these, which are larger.
     outputs = size @ head.weight.abs() + size_of(head.bias)  # (B, outputs)
     magnitude = torch.stack([spec.claim.magnitude(x) for spec, x in zip(specs, outputs.double(), strict=True)]).to(wide)
     rounding = up(gamma(2 * (d + summands) + model.n_outputs + 16, wide) * magnitude + lost, d + summands)

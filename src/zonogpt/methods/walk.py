@@ -1,4 +1,4 @@
-"""Method E's way through the blocks: one loop, whoever goes, and one rule for each kind of block."""
+"""Method E's way through the blocks: one loop for moving and still tokens, and one rule for each kind of block."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from zonogpt.transforms.queries import Queries
 
 
 class Step(Protocol):
-    """What the backward pass needs of a block."""
+    """What the backward pass needs from a block."""
 
     @property
     def kind(self) -> str: ...
@@ -41,18 +41,18 @@ class Step(Protocol):
 
     @property
     def choices(self) -> Choices:
-        """What a certificate must repeat; empty where certificates have no rule for the block."""
+        """The choices that a certificate must write down; empty where certificates have no rule for the block."""
 
     def pull(self, functionals: Tensor, limit: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Functionals (B, K, I, d) of the block's output as functionals (B, K, n, d) of its input, and the losses.
 
-        A loss (B, K) bounds what one error of the step takes from every row, by the error's name. That of "rounding"
-        holds all that the step rounds off, forward and backward.
+        A loss (B, K), by the name of an error, bounds what this error of the step takes from every row. The loss
+        "rounding" includes all that the step rounds off, forward and backward.
         """
 
     @property
     def as_prefix(self) -> Prefix | None:
-        """The block's tokens as later ones see them; None where none sees another."""
+        """The block's tokens as later ones see them; None where tokens do not see each other."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Surroundings:
     """What a block's rule needs besides the set."""
 
     prefix: Prefix | None  # tokens before those of the set; None: there are none
-    queries: Queries  # the tokens that go on
+    queries: Queries  # the tokens that the block's output is for
     padding: Tensor | None  # as in Attention.visible
     limit: int  # bytes of temporaries
     arithmetic: Arithmetic
@@ -85,10 +85,11 @@ RULES = Rules(frozenset(STEPS), frozenset(NORMS), frozenset(ACTIVATIONS), EXECUT
 
 @dataclass(frozen=True)
 class Walk:
-    """`prefix(t)` is what block t, from 0, sees of the tokens before those that walk; None: nothing is before them.
+    """One way through the blocks. `prefix(t)` gives the tokens before those that walk, as block t, from 0, sees them;
+    None: there are none.
 
-    With `every_token` no token is left out of any block. Without, only the last one goes on behind the last attention
-    block of a model whose head reads no other.
+    With `every_token` every block gets all tokens. Without it, only the last token goes on behind the last attention
+    block, if the head reads no other.
     """
 
     model: Model
@@ -107,7 +108,7 @@ class Walk:
     def steps(
         self, z: EllipsoidalZonotope, count: int | None = None
     ) -> Iterator[tuple[int, EllipsoidalZonotope, Step]]:
-        """Block by block, of the first `count`: its number from 0, the set behind it, and its step."""
+        """For each of the first `count` blocks: its number from 0, the set behind it, and its step."""
         for t, block in enumerate(self.model.blocks[:count]):
             self.tick(t, 0.0)
             prefix = self.prefix(t) if self.prefix is not None and block.shape.heads else None

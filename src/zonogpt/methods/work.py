@@ -1,6 +1,6 @@
-"""How much work a run of method E is, counted roughly before it runs: for the bar, and for how long it will take.
+"""The work of a run of method E, counted roughly before it runs: for the bar, and to predict how long it will take.
 
-Only products that grow with the third power of a size are counted, in multiply-adds. What is told from it is rough.
+Only products that grow with the third power of a size are counted, in multiply-adds. Predictions from it are rough.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from zonogpt.methods.method import OnBlock, Part, Progress
 from zonogpt.methods.plan import Sizes
 from zonogpt.model.nodes import Shape
 
-Tick = Callable[[int, float], None]  # block t, from 0, is about to be entered; which share of its rows is done
+Tick = Callable[[int, float], None]  # block t, from 0, is about to be entered; this share of the rows is done
 
 
 def nobody(t: int, share: float = 0.0) -> None:
-    """Whom nothing is told."""
+    """A Tick that tells nobody."""
 
 
 @dataclass(frozen=True)
@@ -55,30 +55,30 @@ def work_of(sizes: Sizes) -> Work:
 
 
 def _weights(sizes: Sizes, shape: Shape) -> int:
-    """Numbers in the block's matrices."""
+    """How many numbers the block's matrices have."""
     return sizes.width * (4 * shape.inner if shape.heads else 2 * shape.hidden)
 
 
 def _still(sizes: Sizes, shape: Shape, tokens: int) -> float:
-    """Grams of d x d for each token, through every matrix."""
+    """The work of taking a d x d Gram for each token through every matrix."""
     return tokens * sizes.width * _weights(sizes, shape)
 
 
 def _forward(sizes: Sizes, shape: Shape, tokens: int) -> float:
-    """The same, and a tangent for every symbol of the input."""
+    """The same, and a tangent for every symbol of the input at each token."""
     seen = 2 * sizes.length * shape.inner if shape.heads else 0
     return _still(sizes, shape, tokens) + tokens * sizes.n_inputs * (_weights(sizes, shape) + seen)
 
 
 def _backward(sizes: Sizes, shape: Shape, tokens: int) -> float:
-    """Each row of the claim through every matrix, and its length in every Gram."""
+    """The work of taking each row of the claim through every matrix, and of its length in every Gram."""
     seen = 2 * sizes.length * shape.inner if shape.heads else 0
     return tokens * sizes.n_rows * (_weights(sizes, shape) + seen + sizes.width**2)
 
 
 @dataclass(frozen=True)
 class Teller:
-    """Tells of every block that is entered, on the way forward and back, and how much of the work is done by then."""
+    """Reports every block that is entered, forward and backward, and how much of the work is done by then."""
 
     on_block: OnBlock | None
     kinds: tuple[str, ...]  # of the blocks

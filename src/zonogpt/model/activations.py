@@ -1,4 +1,4 @@
-"""The scalar functions between dense maps, by name. What each method knows of one: transforms/activations.py."""
+"""The scalar functions between dense maps, by name. transforms/activations.py has what each method knows of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The IR against transformers: the same inputs must have the same outputs, but for rounding."""
+"""Compares the IR with transformers: the same inputs must give the same outputs, up to rounding."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def require_agreement(model: Model, original: HuggingFaceModel) -> None:
     for given in _inputs(model):
         try:
             theirs = original.on_image(given, torch.float64) if image else original.on_ids(given, torch.float64)
-        except Exception as error:  # whatever its code says when it cannot be run
+        except Exception as error:  # its code may raise anything
             raise ModelError(f"transformers cannot run this model: {type(error).__name__}: {error}") from error
         read = given if image else model.readable_ids(given)
         what = "a random image" if image else f"token ids {given.tolist()}"
@@ -50,7 +50,7 @@ def _require_close(model: Model, x: Tensor, ours: Tensor, theirs: Tensor, name: 
     """ModelError unless the IR's outputs for the embedded tokens x and the other network's are equal up to rounding.
 
     Where they differ by more than CLOSE, the IR's own sensitivity to rounding decides. Outputs of the IR that are not
-    finite prove nothing, and are left to whoever reads them.
+    finite are not compared: nothing can be proved with them.
     """
     ours, theirs = ours.cpu(), theirs.cpu()
     if not bool(ours.isfinite().all()):

@@ -19,7 +19,7 @@ from zonogpt.support.files import read_json
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
              "added_tokens.json")  # fmt: skip
-SHARD = re.compile(r"\w[\w.-]*\.safetensors", re.ASCII)  # a file of the same folder, and no pickle
+SHARD = re.compile(r"\w[\w.-]*\.safetensors", re.ASCII)  # a file in the same folder, and not a pickle
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -45,7 +45,7 @@ def find(source: str | Path) -> Path:
 
 
 def refuse_adapters(folder: Path) -> None:
-    """transformers would load an adapter that lies beside the weights, and verify would not see it."""
+    """ModelError if an adapter lies beside the weights: transformers would load it, and verify would not see it."""
     found = sorted(file.name for file in folder.glob("adapter_*"))
     if found:
         raise ModelError(
@@ -68,7 +68,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """config.json, the files that `read_tensors` reads, and those of a tokenizer, as far as they are there."""
+    """config.json, the files that `read_tensors` reads, and the tokenizer's files; only those that exist."""
     names = ["config.json", WEIGHTS, *TOKENIZER]
     if (folder / INDEX).is_file() and not (folder / WEIGHTS).is_file():
         names += [INDEX, *_shards(folder / INDEX)]

@@ -14,7 +14,7 @@ from transformers import GPT2Config
 
 from zonogpt.errors import ModelError
 
-# Sizes, by the names that GPT2Config knows them by; a name behind it is another name of the same size.
+# Sizes, by GPT2Config's names for them; the value is another name for the same size, if there is one.
 SIZES = {"vocab_size": None, "n_positions": "max_position_embeddings", "n_embd": "hidden_size",
          "n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_inner": None,
          "num_labels": None}  # fmt: skip
@@ -45,7 +45,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "_attn_implementation": (None, "eager", "sdpa"),
     "dtype": (None, "float16", "bfloat16", "float32", "float64"),
     "torch_dtype": (None, "float16", "bfloat16", "float32", "float64"),
-    "prefix": (None, ""),  # which pipelines put before a text
+    "prefix": (None, ""),  # pipelines put it before a text
     "problem_type": (None, "single_label_classification", "multi_label_classification", "regression"),
 }
 
@@ -125,7 +125,7 @@ def _check_labels(raw: Mapping[str, Any]) -> None:
 
 
 def gpt2_config(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> GPT2Config:
-    """The config of a checkpoint with these tensors. ModelError if it makes no sense or its sizes are not of them."""
+    """The config of a checkpoint with these tensors. ModelError if it makes no sense or a size exceeds every tensor."""
     _check_sizes(raw, tensors)
     try:
         config = GPT2Config.from_dict(dict(raw))
@@ -139,9 +139,9 @@ def gpt2_config(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> GPT2Co
 
 
 def _check_sizes(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Before anybody allocates by them: GPT2Config itself makes a name for each of num_labels labels.
+    """ModelError if a size exceeds every tensor. GPT2Config itself allocates: a name for each of num_labels labels.
 
-    How large the tensors are is no promise: they lie in the file.
+    The tensors' sizes can be trusted, because the tensors themselves are in the file.
     """
     largest = max((tensor.numel() for tensor in tensors.values()), default=0)
     for name in (*SIZES, *SIZES.values()):

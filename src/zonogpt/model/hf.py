@@ -39,10 +39,10 @@ STORED_MASKS = re.compile(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")
 def load(source: str | Path | PreTrainedModel, *, tokenizer: PreTrainedTokenizerBase | None = None) -> Model:
     """Loads a GPT-2 model: a directory written by save_pretrained, a hub name, or a transformers model object.
 
-    The network is the one that transformers runs in evaluation mode: weights in the type that config.json names, and
-    nothing in an object but what its config describes. Its outputs are compared with those of transformers on a few
-    inputs. Half-precision weights are then widened to float32, which is exact. Raises ModelError for anything that
-    cannot be read or expressed.
+    The network is the one that transformers runs in evaluation mode, with weights in the type that config.json names. A
+    model object may hold nothing but what its config describes. The outputs of the IR and of transformers are compared
+    on a few inputs. Half-precision weights are then widened to float32, which is exact. Raises ModelError for anything
+    that cannot be read or expressed.
 
     Texts are read with the tokenizer beside the weights, or, for a model object, with `tokenizer`.
     """
@@ -73,7 +73,7 @@ def load(source: str | Path | PreTrainedModel, *, tokenizer: PreTrainedTokenizer
 
 
 def _load_object(source: PreTrainedModel) -> Model:
-    from transformers import PreTrainedModel  # slow to import, and whoever has a model object has paid for it
+    from transformers import PreTrainedModel  # slow to import; whoever has a model object has done so
 
     if not isinstance(source, PreTrainedModel):
         raise ModelError(f"load takes a directory, a hub name or a transformers model, not {type(source).__name__}")
@@ -94,7 +94,7 @@ def _plain_tokenizer(tokenizer: object) -> object:
 
 
 def _judged(model: Model, net: PreTrainedModel, folder: Path | None = None) -> Model:
-    """The model with its judge, who has been asked, and with the types in which transformers holds its weights."""
+    """The model with its judge, which agrees with it, and with the types in which transformers holds its weights."""
     require_plain(net)
     judge = HuggingFaceModel(net, folder)
     with torch.no_grad():
@@ -110,7 +110,7 @@ def _types(tensors: dict[str, Tensor]) -> str:
 
 
 def _tensors(net: PreTrainedModel) -> dict[str, Tensor]:
-    """Every weight by all its names, as it is; never through state_dict, which hooks may change."""
+    """Every weight under each of its names, unchanged; never through state_dict, which hooks may change."""
     named = [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]
     return {name: tensor.detach().clone() for name, tensor in named}
 
@@ -147,7 +147,7 @@ def check_architecture(name: str) -> None:
 
 
 class Weights:
-    """The checkpoint's tensors; each is taken once, checked, and whatever is left over is an error."""
+    """The checkpoint's tensors. Each is checked when it is taken, once; a tensor that is left over is an error."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         if not any(name.startswith("transformer.") for name in tensors):  # saved from the bare GPT2Model

@@ -1,4 +1,4 @@
-"""Which network it is: digests of its weights, and of the files that it was read from."""
+"""The identity of a network: digests of its weights and of the files that it was read from."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from zonogpt.support.tensors import fingerprint
 
 
 def weights_digest(model: Model) -> str:
-    """Equal for models that compute the same."""
+    """A digest of all that the outputs depend on: embedding, blocks, head, architecture and the id of padding."""
     return fingerprint((model.embedding, model.blocks, model.head, model.architecture, model.pad_token_id))
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The files that a model was read from, as they were then: a file that changed since has no digest."""
+    """The files that a model was read from, as they were then: a file that has changed since is refused."""
 
-    stamps: tuple[tuple[Path, tuple[int, ...]], ...]  # file, and what tells whether it changed
+    stamps: tuple[tuple[Path, tuple[int, ...]], ...]  # file, and what shows whether it has changed
 
     @staticmethod
     def of(files: Sequence[Path]) -> ModelFiles:
@@ -29,7 +29,7 @@ class ModelFiles:
         return ModelFiles(tuple((file, _stamp(file)) for file in files))
 
     def sha256(self) -> dict[str, str]:
-        """By name, as `sha256sum` prints them. ModelError for a file that is not what was read."""
+        """The digests by file name, as `sha256sum` prints them. ModelError if a file has changed since it was read."""
         digests = {}
         for file, _ in self.stamps:
             try:

@@ -56,7 +56,7 @@ class TokenEmbedding:
 
     @property
     def inputs_per_token(self) -> int:
-        """The size of the embedding of a token that moves."""
+        """How many numbers move with one token: all features of its embedding."""
         return self.tokens.shape[1]
 
     def __call__(self, ids: Tensor) -> Tensor:  # (S,) -> (S, d)
@@ -67,7 +67,7 @@ class TokenEmbedding:
 class Model:
     """A network, from `zonogpt.load`.
 
-    embedding, blocks, head: what computes.
+    embedding, blocks, head: the network itself.
     architecture: Hugging Face's class name.
     name: where it came from, for people.
     pad_token_id: sequence classifiers read the last token that is not padding.
@@ -75,9 +75,9 @@ class Model:
     problem: config.problem_type of a classifier: what its outputs mean.
     weights, stored: the types of the weights, as transformers holds them ("float16", "bfloat16+float32") and as the
         checkpoint has them.
-    labels: what the outputs are called; None if nobody has named them.
-    folder, files: where its files lie, and those that it was read from; None for an object.
-    tokenizer: the one that `load` was given; otherwise the one in the folder is used.
+    labels: the names of the outputs; None if they have none.
+    folder, files: its folder, and the files that it was read from; None for an object.
+    tokenizer: the one that `load` was given; None: the one in the folder is used.
     """
 
     embedding: ImageEmbedding | TokenEmbedding
@@ -122,12 +122,12 @@ class Model:
 
     @property
     def hidden(self) -> int:
-        """f, the most hidden units of a block; 0 without any."""
+        """f: the largest number of hidden units in a block; 0 if no block has any."""
         return max((block.shape.hidden for block in self.blocks), default=0)
 
     @property
     def n_layers(self) -> int:
-        """Blocks in which tokens see each other."""
+        """The number of blocks in which tokens see each other."""
         return sum(block.shape.heads > 0 for block in self.blocks)
 
     @property
@@ -149,7 +149,7 @@ class Model:
         return self.head.weight.device
 
     def converted(self, device: torch.device, dtype: torch.dtype) -> Model:
-        """A copy with blocks and head on `device` in `dtype`. The embedding stays: specs hold what runs need of it."""
+        """A copy with blocks and head on `device` in `dtype`. The embedding stays: specs hold what runs need."""
         return replace(self, blocks=moved(self.blocks, device, dtype), head=moved(self.head, device, dtype))
 
     def forward(self, x: Tensor) -> Tensor:  # embedded tokens (..., S, d) -> outputs (..., K)

@@ -1,4 +1,4 @@
-"""What outputs and tokens are called: labels by config.id2label, tokens by what they spell."""
+"""The names of outputs and tokens: labels by config.id2label, tokens by what they spell."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUMBER = re.compile(r"[+-]?\d+", re.ASCII)
 
 
 def labels_of(id2label: object) -> tuple[str, ...] | None:
-    """The names 0, 1, ... of a config, in order; None if they are transformers' own. Their numbers were checked."""
+    """A config's names of the labels 0, 1, ...; None if transformers made them up. Numbers were checked before."""
     if not isinstance(id2label, dict):
         return None
     names = {int(number): str(name) for number, name in id2label.items()}
@@ -38,13 +38,13 @@ def text(model: Model, content: str) -> Text:
 
 
 def require_own(model: Model, given: Text) -> None:
-    """SpecError unless this model's tokenizer reads the text so: another model's ids would spell another text."""
+    """SpecError unless this model's tokenizer gives the text these ids: another model's would spell another text."""
     if tokenizer_of(model).read(given.content).ids != given.ids:
         raise SpecError(f"the text {given.content!r} was read for another model; read it with zonogpt.text(model, ...)")
 
 
 def tokenizer_of(model: Model) -> Tokenizer:
-    """SpecError if the model has none."""
+    """The model's tokenizer; SpecError if it has none."""
     if model.tokenizer is not None:
         return model.tokenizer
     if model.folder is None:
@@ -56,7 +56,7 @@ def tokenizer_of(model: Model) -> Tokenizer:
 
 @lru_cache(maxsize=8)
 def _beside(folder: Path, owner: str, files: ModelFiles | None) -> Tokenizer:
-    """The tokenizer that lay there when the model was loaded: `files` tells it from those before and after it."""
+    """The tokenizer that was in the folder when the model was loaded; `files` tells it from older and newer ones."""
     found = Tokenizer.beside(folder, owner)
     if files is not None:
         files.require_unchanged()
@@ -72,7 +72,7 @@ def token_names(model: Model, ids: Sequence[int]) -> tuple[str, ...] | None:
 
 
 def output_name(model: Model, number: int) -> str | None:
-    """What an output is called; None if nobody has named it."""
+    """The name of an output; None if it has none."""
     if model.predicts_tokens:
         found = token_names(model, [number])
         return None if found is None else found[0]
@@ -86,7 +86,7 @@ def output_called(model: Model, number: int) -> str:
 
 
 def output_number(model: Model, label: object) -> int:
-    """The output that a number or a name stands for; SpecError if it is none, or if it could be two."""
+    """The output that a number or a name stands for; SpecError if there is none, or if it could be either of two."""
     if not isinstance(label, str):
         if isinstance(label, bool):
             raise SpecError(f"a label is a number or a name; got {label!r}")

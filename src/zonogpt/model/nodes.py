@@ -27,13 +27,13 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def size_of(bias: Tensor | None) -> Tensor | float:
-    """Absolute values; 0 for no bias."""
+    """|bias|; 0 if there is none."""
     return 0.0 if bias is None else bias.abs()
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a node costs, and what it needs rules for, without its weights."""
+    """A node without its weights: what its cost depends on, and what it needs rules for."""
 
     heads: int = 0  # 0: tokens do not see each other here
     inner: int = 0  # features of all heads together
@@ -46,8 +46,8 @@ class Shape:
 class Norm:
     """gamma * z / sqrt(tau + mean(z^2)) + beta, with z = x - mean(x).
 
-    Without `centred`, z is x itself (RMSNorm). Without `scaled`, nothing is divided: a LayerNorm without variance, or,
-    not centred either, an affine map (a folded BatchNorm).
+    Without `centred`, z is x itself (RMSNorm). Without `scaled`, nothing is divided: a LayerNorm without variance,
+    or, if it is not centred either, an affine map (a folded BatchNorm).
     """
 
     gamma: Tensor  # (d,)
@@ -72,7 +72,7 @@ class Norm:
         return self.gamma.shape[0]
 
     def centre(self, v: Tensor) -> Tensor:
-        """v less its mean over the features, where the norm takes that off: (..., d) -> (..., d)."""
+        """v less its mean over the features if the norm is centred, else v: (..., d) -> (..., d)."""
         return v - v.mean(-1, keepdim=True) if self.centred else v
 
     def centred_size(self, r: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ class Rotation:
 class Attention:
     """concat_h(softmax(Q_h K_h^T scale) V_h) W_o + b_o, with Q = n W_q + b_q and so on.
 
-    The heads' width is free of d. With fewer `kv_heads` than `n_heads`, neighbouring heads share keys and values.
+    H e need not be d. With fewer `kv_heads` than `n_heads`, neighbouring heads share keys and values.
     """
 
     w_q: Tensor  # (d, H e)
@@ -182,10 +182,10 @@ class Attention:
         return x.transpose(-3, -2).flatten(-2)
 
     def visible(self, n_tokens: int, padding: Tensor | None = None) -> Tensor:
-        """(S, S) booleans: may query i look at key j.
+        """(S, S) booleans: whether query i sees key j.
 
-        With `padding` (B,), (B, 1, S, S): so many tokens in front of each sequence are none of its own. Each of them
-        sees itself and nothing else, and no other token sees it.
+        With `padding` (B,), (B, 1, S, S): that many tokens in front of each sequence are not its own. Each of them sees
+        only itself, and no other token sees it.
         """
         full = torch.ones(n_tokens, n_tokens, dtype=torch.bool, device=self.w_o.device)
         seen = full.tril() if self.causal else full
@@ -251,7 +251,7 @@ class Gated:
 
 @dataclass(frozen=True, eq=False)
 class Parallel:
-    """Branches beside each other, added up: all of them see the same normalised tokens."""
+    """The sum of several branches, all of which read the same normalised tokens."""
 
     branches: tuple[Attention | Mlp | Gated, ...]
 
@@ -303,7 +303,7 @@ class Block(Generic[B]):
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """A dense map of every token, with an activation behind it or none, and no skip: poolers, masked-LM heads."""
+    """A dense map of every token, then an activation or none, without a skip: poolers, masked-LM heads."""
 
     weight: Tensor  # (d, d')
     bias: Tensor | None
@@ -326,7 +326,7 @@ Node = Block[Branch] | Dense | Norm
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """A norm, or none; what is read of the tokens, as a weighted sum; and a linear map to the outputs."""
+    """A norm or none, then a weighted sum over the tokens, then a linear map of that to the outputs."""
 
     norm: Norm | None
     read: Literal["last", "mean", "first"] | Tensor  # or the weights (S,) themselves
@@ -334,7 +334,7 @@ class Head:
     bias: Tensor | None  # (outputs,)
 
     def read_weights(self, n_tokens: int) -> Tensor:
-        """(S,): what is read is the sum of these weights times the tokens. ModelError if they are for other texts."""
+        """(S,): the weights of the tokens in the sum that is read. ModelError if the head has weights for another S."""
         if isinstance(self.read, Tensor):
             if self.read.shape != (n_tokens,):
                 raise ModelError(
@@ -348,18 +348,18 @@ class Head:
 
     @property
     def layer_norm(self) -> Norm:
-        """The norm, of a head that has one: methods refuse others before they run."""
+        """The head's norm. A head without one must not get here: methods refuse it before they run."""
         assert self.norm is not None
         return self.norm
 
     @property
     def reading(self) -> str:
-        """What is read, in a word."""
+        """What is read: "last", "mean", "first" or "weights"."""
         return "weights" if isinstance(self.read, Tensor) else self.read
 
     @property
     def reads_last(self) -> bool:
-        """Whether the last token is all that is read."""
+        """Whether the head reads only the last token."""
         return self.reading == "last"
 
     def __call__(self, x: Tensor) -> Tensor:  # (..., S, d) -> (..., outputs)

@@ -1,4 +1,4 @@
-"""Whoever can replay a counterexample: the network that the IR was read from, as other code than ours runs it."""
+"""Judges that can replay a counterexample: the network that the IR was read from, run by code other than ours."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 class Original(Protocol):
     @property
     def name(self) -> str:
-        """What runs it, for people."""
+        """The name of the judge, for people."""
 
     @property
     def agreed(self) -> set[str]:
-        """Comparisons with the IR that came out equal. They are model/agreement.py's, which alone reads and adds to
-        them; they are kept here because they hold as long as the original does, for every run and radius."""
+        """Comparisons with the IR that came out equal. Only model/agreement.py reads and adds to them. They are kept
+        here because they hold as long as the original does, for every run and radius."""
 
     def on_image(self, image: Tensor, dtype: torch.dtype) -> Tensor:
         """The outputs (outputs,) at an image (height, width), computed in `dtype`, given in float64."""

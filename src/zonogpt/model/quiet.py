@@ -1,4 +1,4 @@
-"""transformers without its own words: whoever verifies or trains did not ask how files are read and written."""
+"""Silences transformers: users who verify or train did not ask how files are read and written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars and no warnings of transformers inside."""
+    """Inside, transformers shows no progress bars and no warnings."""
     from transformers.utils import logging
 
     shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()

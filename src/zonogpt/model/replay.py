@@ -1,4 +1,4 @@
-"""The Hugging Face model itself as the Original: the judge of the IR and of counterexamples, which shares no code."""
+"""The Hugging Face model itself as the Original: it judges the IR and counterexamples, and shares no code with us."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 class HuggingFaceModel:
-    """A copy of the model that `load` was given, as transformers runs it in evaluation, on the CPU.
+    """A copy of the model that `load` was given, as transformers runs it in evaluation mode, on the CPU.
 
-    It is made in float64 at once: what happens to the user's object afterwards does not matter.
+    It is made at once, in float64: later changes of the user's object do not matter.
     """
 
     name = "Hugging Face's model"
 
     def __init__(self, net: PreTrainedModel, folder: Path | None = None) -> None:
         self._built: dict[torch.dtype, Any] = {torch.float64: _copied(net, torch.float64).eval()}
-        self.folder = folder  # that it was loaded from; None for an object
+        self.folder = folder  # where it was loaded from; None for an object
         self.agreed: set[str] = set()  # model/agreement.py's
 
     def on_image(self, image: Tensor, dtype: torch.dtype) -> Tensor:  # (height, width) -> (outputs,)
@@ -34,7 +34,7 @@ class HuggingFaceModel:
             return self._in(dtype)(image[None].to("cpu", dtype), return_dict=True).logits[0].double()
 
     def on_ids(self, ids: Tensor, dtype: torch.dtype) -> Tensor:  # (S,) -> (outputs,)
-        """The outputs that the model is read for: of the last token that is no padding, or the next token."""
+        """The outputs at the last token that is not padding; of a language model, at the last token."""
         with torch.no_grad(), quiet_transformers():
             logits = self._in(dtype)(input_ids=ids[None].cpu(), use_cache=False, return_dict=True).logits[0]
         return (logits[-1] if logits.dim() == 2 else logits).double()
@@ -43,7 +43,7 @@ class HuggingFaceModel:
         """The outputs with these token embeddings (positions, d) in place of those of the ids; position embeddings are
         added by the model. No padding: the last id is the one that is read."""
         net = self._in(dtype)
-        with torch.no_grad(), quiet_transformers():  # it would warn that it cannot see padding, of which there is none
+        with torch.no_grad(), quiet_transformers():  # it would warn about padding, and there is none
             tokens = net.transformer.wte(ids.cpu())
             tokens[list(positions)] = raw.to("cpu", dtype)
             logits = net(inputs_embeds=tokens[None], use_cache=False, return_dict=True).logits[0]
@@ -63,7 +63,7 @@ class HuggingFaceModel:
 
 
 def _copied(net: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """A copy on the CPU in this type, without one in the net's own type on the way."""
+    """A copy on the CPU in this type, made without an intermediate copy in the net's own type."""
     memo: dict[int, Any] = {
         id(weight): nn.Parameter(weight.detach().to("cpu", dtype, copy=True), requires_grad=False)
         for weight in net.parameters()
@@ -72,7 +72,7 @@ def _copied(net: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def from_folder(folder: Path, architecture: str, config: Any) -> PreTrainedModel:
-    """What transformers itself loads from a folder whose config.json and weights were checked: local safetensors only.
+    """What transformers loads from a folder whose config.json and weights were checked, from local safetensors only.
 
     Weights are held in the type that config.json names (transformers' "auto").
     """
@@ -88,7 +88,7 @@ def from_folder(folder: Path, architecture: str, config: Any) -> PreTrainedModel
                 folder, config=config, torch_dtype="auto", local_files_only=True, use_safetensors=True,
                 output_loading_info=True,
             )  # fmt: skip
-    except Exception as error:  # files that pass our reading and not transformers': its complaints are its own
+    except Exception as error:  # transformers may refuse files that we accept, in any way
         raise ModelError(f"transformers cannot load {folder}: {' '.join(str(error).split())[:300]}") from error
     missing = [name for name in info["missing_keys"] if not (ours and name == "transformer.wte.weight")]
     if missing or info["mismatched_keys"]:

@@ -1,4 +1,4 @@
-"""How far rounding may move what a network computes: an estimate, by rounding on purpose, far more coarsely.
+"""An estimate of how far rounding may move a network's outputs: the network is run with far coarser rounding.
 
 Every weight and the result of every operation is moved by SHAKE of its size, up or down at random: 8,192 times what
 float64 rounds there.
@@ -33,16 +33,16 @@ class Shaken(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if not isinstance(result, Tensor) or not result.is_floating_point():
             return result
-        # GELU adds 1 to a tanh near -1: its error is one of its input's size, however small the result.
+        # GELU adds 1 to a tanh near -1: its error is relative to its input, however small the result.
         return result + self.noise(args[0] if func is F.gelu else result)
 
     def noise(self, x: Tensor) -> Tensor:
         signs = torch.randint(0, 2, x.shape, generator=self.generator).to(x) * 2 - 1
-        return (SHAKE * signs * x).nan_to_num(0.0, 0.0, 0.0)  # of -inf, which masks a score: none
+        return (SHAKE * signs * x).nan_to_num(0.0, 0.0, 0.0)  # none for -inf, which masks a score
 
 
 def sensitivity(model: Model, evaluate: Callable[[Model], Tensor]) -> Tensor:
-    """By how much `evaluate(model)` moves at most, entry by entry, over a few runs. `model` in float64."""
+    """The most that `evaluate(model)` moves, entry by entry, over a few such runs. `model` in float64."""
     plain = evaluate(model)
     largest = torch.zeros_like(plain)
     for seed in range(RUNS):

@@ -1,6 +1,6 @@
 """Whether a transformers object is the network that its config describes, and nothing else.
 
-A hook, a forward of one's own, another activation, a changed epsilon, an adapter inside: any of these makes another
+A hook, a forward method of its own, another activation, a changed epsilon, an adapter inside: each makes another
 network of the same config and weights. So the object is compared, module by module and attribute by attribute, with
 one that transformers has just built from the same config (on the meta device, without weights). Whatever differs is
 refused with its place; what may differ is named below.
@@ -58,7 +58,7 @@ OF_TRAINING = {"_require_grads_hook", "_require_grads_hooks", "_gradient_checkpo
 LOOKING_ON = {"make_inputs_require_grads", "output_capturing_hook"}
 ATTENTIONS = ("eager", "sdpa")
 
-# What forward passes are made of. A function in place of one of these would be a part of every network.
+# The functions that forward passes call. One that is replaced would be a part of every network.
 FUNCTIONS: list[tuple[Any, tuple[str, ...]]] = [
     (nn.Module, ("_call_impl", "_wrapped_call_impl", "__getattr__")),
     (
@@ -72,7 +72,7 @@ HELD = {"_parameters", "_buffers", "_modules"}
 
 
 def require_plain(net: PreTrainedModel) -> None:
-    """ModelError where the object is not what transformers builds from its config. The object is only read."""
+    """ModelError unless the object is what transformers builds from its config. The object is only read."""
     _check_globals()
     _check_config_object(net)
     for name, module in net.named_modules():
@@ -102,12 +102,12 @@ def _fresh(net: PreTrainedModel) -> PreTrainedModel:
     try:
         with torch.device("meta"), quiet_transformers():
             return type(net)(copy.deepcopy(net.config))
-    except Exception as error:  # whatever transformers or torch say about an odd config
+    except Exception as error:  # transformers and torch may raise anything about an odd config
         raise ModelError(f"transformers builds no model from this config: {' '.join(str(error).split())}") from error
 
 
 def _differences(theirs: nn.Module, ours: nn.Module, net: PreTrainedModel) -> Iterator[str]:
-    """What sets two modules apart, but for their weights."""
+    """The differences between two modules, apart from their weights."""
     if type(theirs) is not type(ours):
         yield f"it is a {type(theirs).__name__} where the config asks for {type(ours).__name__}"
         return
@@ -142,7 +142,7 @@ def _differences(theirs: nn.Module, ours: nn.Module, net: PreTrainedModel) -> It
 
 
 def _looks_on(hooks: Any) -> bool:
-    """Whether these are hooks of transformers' own that change nothing; none are, too."""
+    """Whether all of these hooks (there may be none) are transformers' own and change nothing."""
     found = hooks.values() if isinstance(hooks, dict) else hooks
     return all(getattr(hook, "__name__", "") in LOOKING_ON and _of_library(hook) for hook in found)
 
@@ -158,7 +158,7 @@ def _same_config(one: Any, other: Any) -> bool:
 
 
 def _check_config_object(net: PreTrainedModel) -> None:
-    """Nothing in the config object that its dictionary, which was checked, does not show."""
+    """ModelError if the config object may hold something that its dictionary, which was checked, does not show."""
     from transformers import GPT2Config
 
     if type(net.config) is not GPT2Config:
@@ -185,7 +185,7 @@ def _check_class(name: str, kind: type[nn.Module]) -> None:
 
 
 def _check_attention(config: Any) -> None:
-    """The attention that is registered under the config's name is transformers' own."""
+    """ModelError unless the attention registered under the config's name is transformers' own."""
     from transformers import modeling_utils
     from transformers.models.gpt2 import modeling_gpt2
 

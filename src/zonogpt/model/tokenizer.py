@@ -15,7 +15,7 @@ VOCABULARIES = ("tokenizer.json", "vocab.json")
 
 @dataclass(frozen=True)
 class Text(Sequence[int]):
-    """A text as a model reads it. Wherever token ids are wanted, it stands for its own.
+    """A text as a model reads it. It can be given wherever token ids can, and stands for its own.
 
     content: the text.
     ids, tokens: the token ids, and what each of them spells.
@@ -38,7 +38,7 @@ class Text(Sequence[int]):
     def at(self, *words: str) -> tuple[int, ...]:
         """The positions of all tokens that spell these words, wherever they occur, in increasing order.
 
-        A word of several tokens, or one that occurs twice, moves as a whole: all of its tokens are named.
+        For a word of several tokens, or one that occurs twice, these are all of its tokens: it moves as a whole.
         """
         found: set[int] = set()
         for word in words:
@@ -56,14 +56,14 @@ class Text(Sequence[int]):
 
 
 class Tokenizer:
-    """A fast tokenizer of transformers, which is not trusted to be well."""
+    """A fast tokenizer of transformers, which may be broken: SpecError where it does not work."""
 
     def __init__(self, tokenizer: Any, owner: str) -> None:
         self._tokenizer, self._owner = tokenizer, owner
 
     @staticmethod
     def beside(folder: Path, owner: str) -> Tokenizer:
-        """The one that lies in a model's folder; SpecError if there is none, or none that can be read."""
+        """The tokenizer in a model's folder; SpecError if there is none, or none that can be read."""
         from transformers import AutoTokenizer, GPT2Config  # heavy, and only texts need it
 
         from zonogpt.model.checkpoint import read_config
@@ -77,12 +77,12 @@ class Tokenizer:
             tokenizer = AutoTokenizer.from_pretrained(
                 folder, config=GPT2Config(tokenizer_class=kind), trust_remote_code=False, local_files_only=True
             )
-        except Exception as error:  # whatever a broken tokenizer file makes transformers raise
+        except Exception as error:  # a broken tokenizer file makes transformers raise anything
             raise SpecError(f"the tokenizer of {owner} cannot be used; give token ids instead ({error!r})") from error
         return Tokenizer(tokenizer, owner)
 
     def read(self, content: str) -> Text:
-        """As transformers' pipelines read it, special tokens included."""
+        """The text as transformers' pipelines read it, special tokens included."""
         if not isinstance(content, str):
             raise SpecError(f"a text is one string; got {type(content).__name__}")
         if not content:
@@ -99,7 +99,7 @@ class Tokenizer:
         return Text(content, ids, self.spell(ids), special, spans)
 
     def spell(self, ids: Sequence[int]) -> tuple[str, ...]:
-        """What each of these tokens is as text; of a piece of a character, the replacement sign."""
+        """The text of each of these tokens; the replacement character for a piece of a character."""
         return tuple(str(self._tokenizer.decode([number])) for number in ids)
 
     def one(self, content: str) -> int:

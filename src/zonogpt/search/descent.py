@@ -22,17 +22,17 @@ from zonogpt.support.tensors import ByValue, moved
 
 RESTARTS, STEPS = 4, 30
 PROBES = 2048  # single-coordinate moves that are looked at first, in l_1 and l_2 balls
-MOST_GROUPS = 64  # of rows, with restarts of their own; the margins of all rows are looked at everywhere
+MOST_GROUPS = 64  # groups of rows that get restarts of their own; all rows' margins are looked at everywhere
 FIRST_STEP, LAST_STEP = 0.5, 0.01  # in widths of the set; steps shrink geometrically
-GRADIENT = 3  # what a gradient costs, in forward passes
-MEMORY_BYTES = 1 << 30  # about what the points that move together may take
+GRADIENT = 3  # the cost of a gradient, in forward passes
+MEMORY_BYTES = 1 << 30  # about what points that move together may take
 
 OnShare = Callable[[float], None]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Attack(ByValue):
-    """What a search has seen; tensors are in float64 on the CPU.
+    """The result of a search; tensors are in float64 on the CPU.
 
     margins: (K,), the lowest value of each row of the claim at any point visited; inf if none was finite.
     input: the raw input, in the set, at which `lowest` was seen.
@@ -65,7 +65,7 @@ def attack(
     deadline: float = math.inf,
     on_share: OnShare | None = None,
 ) -> Attack:
-    """Searches the spec's set for low margins, where the model is; the same seed finds the same.
+    """Searches the spec's set for low margins, on the model's device; the same seed gives the same result.
 
     Every group of the claim's rows (each row alone, unless any row of a group may hold; of more than 64 groups: those
     lowest at the anchor) has `restarts` points that go down the gradient of its largest row: the first from the anchor,
@@ -99,14 +99,14 @@ class _Search:
 
     def __init__(self, net: Model, spec: Spec, on_share: OnShare | None) -> None:
         self.net, self.spec, self.on_share = net, spec, on_share
-        self.done, self.work = 0, 1  # in points that go forward through the network
+        self.done, self.work = 0, 1  # counted in forward passes of one point
         self.input = spec.input.anchor
         self.margins = self.input.new_full((spec.claim.n_rows,), math.inf)
         self.lowest = self.input.new_tensor(math.inf)
 
     def visit(self, points: Tensor) -> Tensor:
-        """Values of the claim's groups (n, G) at these points of the set; remembers what is lowest. Overflow is nothing
-        seen."""
+        """Values of the claim's groups (n, G) at these points of the set. Remembers the lowest; a point that overflows
+        does not count."""
         claim = self.spec.claim
         output = self.net.forward(self.spec.input.embed(points).to(self.net.dtype)).double()
         margins = claim.margins(output)
@@ -123,7 +123,7 @@ class _Search:
             self.on_share(min(1.0, self.done / self.work))
 
     def probe(self, ball: Ball, groups: Tensor, together: int, generator: torch.Generator, deadline: float) -> Tensor:
-        """(groups, raw shape): for each the lowest of many single-coordinate moves. Gradients do not see everything:
+        """(groups, raw shape): for each group the lowest of many single-coordinate moves. Gradients may miss them:
         what one coordinate does may show only once it has moved."""
         points = single_moves(ball, PROBES, generator)
         self.work += len(points)
@@ -148,7 +148,8 @@ class _Search:
         generator: torch.Generator,
         deadline: float,
     ) -> None:
-        """From the anchor, from `second` (groups, raw shape), and from random places, each point down its own group."""
+        """Moves points, each down its own group: from the anchor, from `second` (groups, raw shape), and from random
+        places."""
         box = self.spec.input
         own = groups.repeat_interleave(restarts)  # the group whose largest row each point lowers
         points = random_starts(box, len(own), generator)
@@ -169,7 +170,7 @@ class _Search:
 
 
 def points_at_once(model: Model, spec: Spec) -> int:
-    """How many points fit into MEMORY_BYTES together with what autograd keeps of them."""
+    """How many points fit into MEMORY_BYTES, with what autograd keeps for them."""
     S, d = spec.input.n_tokens, model.width
     per_block = S * (6 * d + 2 * model.hidden + 3 * S * model.n_heads)
     numbers = len(model.blocks) * per_block + 4 * spec.input.anchor.numel() + 4 * model.n_outputs

@@ -25,16 +25,16 @@ class Counterexample(ByValue):
     answer: int | None  # the largest output there; None: the claim is not about the largest output
     margin_float32: float  # the claim's value (Claim.value), as the original computes it in float32
     margin_float64: float
-    answer_name: str | None = None  # what that answer is called
+    answer_name: str | None = None  # the name of that answer
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a search came to."""
+    """The outcome of a search."""
 
     counterexample: Counterexample | None
     lowest: float  # the lowest value of the claim that the search saw
-    said: str = ""  # for people: what the counterexample is, or why an input that looked like one is none
+    said: str = ""  # for people: what the counterexample is, or why an input that looked like one is not
 
 
 def falsify(
@@ -53,8 +53,8 @@ def falsify(
     if not found.broken:
         return Finding(None, found.lowest)
     finding = replay(model, spec, original, found.input)
-    # What was seen before rounding to float32 was seen: it forbids a proof, even if the rounded input breaks nothing.
-    return replace(finding, lowest=min(found.lowest, finding.lowest))  # NaN behind the rounding does not count
+    # A margin seen before the input was rounded to float32 forbids a proof, even if the rounded input breaks nothing.
+    return replace(finding, lowest=min(found.lowest, finding.lowest))  # NaN after the rounding does not count
 
 
 def replay(model: Model, spec: Spec, original: Original | None, raw: Tensor) -> Finding:
@@ -101,7 +101,8 @@ def replay(model: Model, spec: Spec, original: Original | None, raw: Tensor) -> 
 
 
 def representable(box: Box, raw: Tensor) -> Tensor:
-    """raw, each coordinate a float32 between itself and the anchor: still in the set. Where there is none, as it is."""
+    """raw, with each coordinate moved to a float32 between itself and the anchor, which stays in the set; a coordinate
+    without such a float32 is left as it is."""
     near = raw.float().double()
     inward = torch.nextafter(near.float(), box.anchor.float()).double()
     near = torch.where((near - box.anchor).abs() > (raw - box.anchor).abs(), inward, near)
@@ -110,5 +111,5 @@ def representable(box: Box, raw: Tensor) -> Tensor:
 
 
 def output_of(original: Original, box: Box, raw: Tensor, dtype: torch.dtype) -> Tensor:
-    """(outputs,): what the original answers to a raw input of the set."""
+    """(outputs,): the original's outputs at a raw input of the set."""
     return box.embed.outputs_of(original, raw, dtype)

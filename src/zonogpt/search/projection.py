@@ -12,7 +12,7 @@ from torch import Tensor
 
 from zonogpt.spec.inputs import Ball, Box
 
-FEW = 0.01  # of the coordinates move in one l_1 step
+FEW = 0.01  # share of the coordinates that move in one l_1 step
 
 
 def project(box: Box, points: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def project(box: Box, points: Tensor) -> Tensor:
 
 
 def shortened(ball: Ball, moves: Tensor) -> Tensor:
-    """Moves (n, q) from the anchor, each to the nearest that stays in the ball."""
+    """Moves (n, q) from the anchor, each replaced by the nearest one that stays in the ball."""
     room = inner_radius(ball)
     if ball.norm == math.inf:
         return moves.clamp(-room, room)  # the box is rounded outwards by an ulp, and an ulp outside is outside
@@ -44,7 +44,7 @@ def inner_radius(ball: Ball) -> float:
 
 
 def onto_l1_ball(moves: Tensor, radius: float) -> Tensor:
-    """Euclidean projection of rows (n, q) onto the l_1 ball: all sizes fall by one threshold, at least to 0."""
+    """Euclidean projection of rows (n, q) onto the l_1 ball: all sizes fall by one threshold, but not below 0."""
     sizes = moves.abs()
     sorted_sizes = sizes.sort(dim=1, descending=True).values
     counts = torch.arange(1, sizes.shape[1] + 1, dtype=sizes.dtype, device=sizes.device)
@@ -61,7 +61,7 @@ def round_ball(box: Box) -> Ball | None:
 
 
 def random_starts(box: Box, n: int, generator: torch.Generator) -> Tensor:
-    """(n, raw shape): corners of a box, points of random direction on the sphere of a round ball."""
+    """(n, raw shape): random corners of a box, or points in random directions on the surface of a round ball."""
     shape, ball = (n, *box.anchor.shape), round_ball(box)
     if ball is None:
         corner = torch.randint(0, 2, shape, generator=generator).bool().to(box.anchor.device)
@@ -74,7 +74,7 @@ def random_starts(box: Box, n: int, generator: torch.Generator) -> Tensor:
 def single_moves(ball: Ball, most: int, generator: torch.Generator) -> Tensor:
     """(n, raw shape): one coordinate at the edge of the ball, up or down, all others at the anchor.
 
-    These are the corners of an l_1 ball. If there are more than `most`, some at random.
+    These are the corners of an l_1 ball. If there are more than `most`, `most` of them are drawn at random.
     """
     size = ball.anchor.numel()
     chosen = torch.randperm(2 * size, generator=generator)[:most].to(ball.anchor.device)
@@ -86,13 +86,14 @@ def single_moves(ball: Ball, most: int, generator: torch.Generator) -> Tensor:
 def descend(box: Box, points: Tensor, gradient: Tensor, size: float) -> Tensor:
     """One step down the gradient, `size` times the width of the set, and back into the set.
 
-    A box, or l_inf: by sign; l_2: along the gradient; l_1: every second point on the few coordinates with the largest
-    gradient, which is steepest, the others on all alike, which is the way to what many small moves do together.
+    In a box or l_inf ball the step goes along the sign of the gradient, in an l_2 ball along the gradient. In an l_1
+    ball every second point moves the few coordinates with the largest gradient, which is steepest; the others move all
+    coordinates alike, which finds what many small moves do together.
     """
     ball = round_ball(box)
     if ball is None:
         return project(box, points - size * (box.upper - box.lower) * gradient.sign())
-    # Coordinates that stand at the box's edge and want to leave it would waste the step.
+    # Coordinates that are at the box's edge and would leave it would waste the step.
     stuck = ((gradient > 0) & (points <= box.lower)) | ((gradient < 0) & (points >= box.upper))
     wanted = gradient.masked_fill(stuck, 0.0).flatten(1)
     if ball.norm == 1:

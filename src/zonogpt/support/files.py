@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all; and files that a stranger may have written, read with care."""
+"""Writes files whole or not at all, and reads with care those that a stranger may have written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_BYTES = 1 << 28  # of a text or JSON file, unpacked; no config, spec or lis
 
 
 def as_path(value: object, what: str) -> Path:
-    """OptionError, which says what the path is for, unless it is a string or a path."""
+    """`value` as a path; unless it is a string or a path, OptionError, which says what the path is for."""
     if not isinstance(value, str | os.PathLike) or isinstance(path := os.fspath(value), bytes):
         raise OptionError(f"{what} must be a path, as a string or a pathlib.Path; got {value!r}")
     return Path(path)
@@ -25,7 +25,7 @@ def as_path(value: object, what: str) -> Path:
 def read_bytes(file: Path) -> bytes:
     """All of a file, unpacked if its name ends in .gz; ValueError if that is more than MOST_BYTES."""
     with cast(BinaryIO, gzip.open(file) if file.suffix == ".gz" else file.open("rb")) as stream:
-        content = stream.read(MOST_BYTES + 1)  # not its size: a device has none, and a packed file any
+        content = stream.read(MOST_BYTES + 1)  # sizes tell too little: a device has none, a packed file grows
     if len(content) > MOST_BYTES:
         raise ValueError(f"more than {MOST_BYTES} bytes")
     return content
@@ -40,7 +40,7 @@ def read_json(file: Path) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """ValueError for all that is no JSON, or nested deeper than can be read."""
+    """The value of a JSON text; ValueError if it is not JSON, or nested too deeply to be read."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -50,7 +50,7 @@ def parse_json(text: str) -> Any:
 def write_whole(file: Path, content: str | bytes, accept: Callable[[Path], None] = lambda draft: None) -> None:
     """Writes the file in one step, so that a reader sees all or nothing; pipes and devices are written to directly.
 
-    `accept` looks at what lies on the disk before it takes its name, and may raise: then nothing was written.
+    `accept` is given the draft on the disk before that takes the file's name. If it raises, nothing is written.
     """
     data = content.encode() if isinstance(content, str) else content
     target = file.resolve()  # behind a link, the file it points to
@@ -69,7 +69,7 @@ def write_whole(file: Path, content: str | bytes, accept: Callable[[Path], None]
 
 
 def create_whole(file: Path, content: str) -> bool:
-    """Writes the file in one step unless it is there, however many processes try; whether this one did."""
+    """Writes the file in one step unless it exists, however many processes try; returns whether this one wrote it."""
     try:
         draft = _draft(file, content.encode())
         try:
@@ -91,7 +91,7 @@ def make_folder(folder: Path) -> None:
 
 
 def _draft(target: Path, data: bytes) -> Path:
-    """A file of its own beside the target, on the disk before it takes its name."""
+    """A new file with this content beside the target, safely on the disk before it takes the target's name."""
     draft = target.parent / f".zonogpt-{secrets.token_hex(8)}"
     try:
         with draft.open("xb") as stream:

@@ -9,7 +9,7 @@ FAR = 1 << 40  # a byte that no file of ours has
 
 
 def lock(descriptor: int) -> bool:
-    """Whether nobody else has the file; True on a file system without locks."""
+    """Locks the file; False if somebody else has. True, too, on a file system without locks."""
     try:
         import fcntl
     except ImportError:
@@ -24,7 +24,7 @@ def lock(descriptor: int) -> bool:
 
 
 def _lock_windows(descriptor: int) -> bool:
-    """Windows locks bytes, from where the file is, and lets nobody read them: so FAR."""
+    """Windows locks bytes from the file's position on, and nobody may read those: so the byte at FAR is locked."""
     import msvcrt
 
     os.lseek(descriptor, FAR, os.SEEK_SET)

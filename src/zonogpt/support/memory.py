@@ -1,4 +1,4 @@
-"""Memory: how much is free before a run, and the peak of a run (the process's resident one on the CPU)."""
+"""Memory: how much is free before a run, and the peak of a run (on the CPU, of the process's resident memory)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def free_bytes(device: torch.device) -> int:
         line = next(line for line in _FREE.read_text().splitlines() if line.startswith("MemAvailable"))
         free = int(line.split()[1]) * 1024
     except (OSError, StopIteration):
-        import psutil  # no Linux
+        import psutil  # not on Linux
 
         return int(psutil.virtual_memory().available)
     try:
@@ -54,7 +54,7 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def resident_bytes(device: torch.device) -> int:
-    """What is in use now, after freed memory has gone back to the system where it can (glibc)."""
+    """The bytes in use now; where it is possible (glibc), freed memory is returned to the system first."""
     if device.type != "cuda" and sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -66,7 +66,7 @@ def _process(name: str) -> int:
     try:
         line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(name))
         return int(line.split()[1]) * 1024
-    except (OSError, StopIteration):  # no Linux
+    except (OSError, StopIteration):  # not on Linux
         return _resident_elsewhere() if name == "VmRSS" else _peak_elsewhere()
 
 
@@ -77,7 +77,7 @@ def _resident_elsewhere() -> int:
 
 
 def _peak_elsewhere() -> int:
-    """Since the process began, which is all there is."""
+    """The peak since the process began: other systems know no other."""
     try:
         import resource
     except ImportError:  # Windows

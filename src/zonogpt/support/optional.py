@@ -1,4 +1,4 @@
-"""Packages that come with an extra only."""
+"""Packages that only an extra installs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from zonogpt.errors import OptionError
 
 
 def require(package: str, extra: str) -> None:
-    """OptionError unless the package is installed; to be asked before any long work. Imports nothing."""
+    """OptionError unless the package is installed; to be called before any long work. Imports nothing."""
     if find_spec(package) is None:
         raise OptionError(f"{package} is not installed; pip install 'zonogpt[{extra}]'")
 

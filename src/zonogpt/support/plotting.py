@@ -42,7 +42,7 @@ STYLE = {
 }
 
 # Chosen by search: any two differ by at least 20 (CIE 1976) with normal, red-blind, green-blind and blue-blind eyes,
-# and each has a contrast of at least 3 to the paper. Markers say the same once more.
+# and each has a contrast of at least 3 to the paper. Markers tell the methods apart as well.
 METHOD_COLOURS = {
     "E": "#5b2a86",
     "A": "#0c572f",
@@ -77,7 +77,7 @@ def subplots(rows: int = 1, columns: int = 1, *, figsize: tuple[float, float], *
 
 
 def method_colour(method: str) -> str:
-    """A literal variant has the colour of its method; grey for those that have none."""
+    """The colour of a method; a literal variant has that of its method, and an unknown method is grey."""
     return METHOD_COLOURS.get(method.removesuffix("-literal"), "#7a8b99")
 
 
@@ -91,7 +91,7 @@ def radius_label(norm: str) -> str:
 
 
 def short(number: float) -> str:
-    """Three digits at most, and 1e-4 below a tenth: as people write radii."""
+    """A number as people write radii: three digits at most, and below a tenth as 1e-4."""
     if number == 0 or 0.1 <= abs(number) < 1e4:
         return f"{number:.3g}"
     mantissa, _, exponent = f"{number:.2e}".partition("e")

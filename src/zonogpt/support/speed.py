@@ -1,4 +1,4 @@
-"""How fast this device multiplies: for rough predictions of how long a run will take."""
+"""The speed at which a device multiplies, for rough predictions of how long a run will take."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ SIDE, TIMES = 512, 3
 
 
 def multiply_adds_per_second(device: torch.device) -> float:
-    """Measured now on square matrices in float64, which takes some hundredths of a second on a CPU."""
+    """The speed of products of square matrices in float64, measured now in some hundredths of a second on a CPU."""
     a = torch.full((SIDE, SIDE), 0.5, dtype=torch.float64, device=device)
-    (a @ a).sum().item()  # what is set up at the first call
+    (a @ a).sum().item()  # the first call sets things up
     started = time.perf_counter()
     for _ in range(TIMES):
-        (a @ a).sum().item()  # which waits for a GPU
+        (a @ a).sum().item()  # `item` waits for a GPU
     return TIMES * SIDE**3 / (time.perf_counter() - started)

@@ -42,19 +42,19 @@ def tensors_in(value: object) -> Iterator[Tensor]:
 
 
 def moved(value: T, device: torch.device, dtype: torch.dtype) -> T:
-    """`value` with its floating-point tensors on `device` in `dtype`, and fit for gradients unless these are off."""
+    """`value` with its floating-point tensors on `device` in `dtype`; they allow gradients unless these are off."""
     return map_tensors(value, lambda t: _differentiable(t.to(device=device, dtype=dtype)))
 
 
 def _differentiable(t: Tensor) -> Tensor:
-    """A copy of what was made in inference mode, once that has ended: such tensors take no part in gradients."""
+    """t, or a copy if it was made in inference mode and that has ended: inference tensors take no part in gradients."""
     return t.clone() if t.is_inference() and not torch.is_inference_mode_enabled() else t
 
 
 class ByValue:
-    """A dataclass of tensors that equals another of its class where all they hold is equal, bit for bit.
+    """A dataclass of tensors that equals another of its class if all fields that are compared are equal, bit for bit.
 
-    To be declared with eq=False: the comparison that dataclasses write themselves asks a tensor for its truth.
+    Declare it with eq=False: the comparison that dataclasses generate takes the truth value of a tensor.
     """
 
     def __eq__(self, other: object) -> bool:

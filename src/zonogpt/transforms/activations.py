@@ -28,10 +28,10 @@ class ActivationBounds:
     coarse_strip: Strip  # a faster one, almost as good
     slope: Callable[[Tensor], Tensor]  # g'
     curvature: Callable[[Tensor, Tensor], Tensor]  # bounds |g''| over [low, high]
-    slope_units: int  # g' as computed is off by so many units of 1 + |t|
-    value_units: int  # g as computed is off by so many units of |t|
+    slope_units: int  # g' as computed is off by at most this many units of 1 + |t|
+    value_units: int  # g as computed is off by at most this many units of |t|
     steepest: float  # bounds |g'| everywhere
-    executed_units: int  # an execution of g in float32 is off by so many units of |t|
+    executed_units: int  # an execution of g in float32 is off by at most this many units of |t|
 
 
 ACTIVATIONS: dict[Activation, ActivationBounds] = {

@@ -1,10 +1,10 @@
 """What attention rounds off, at the centre and in everything that moves. Derivations: docs/math.md, Lemma 13.8.
 
-Rounding is relative to the sizes of what is added up. So the sizes go through the block once, as a token would, with
-absolute values of all weights: of the centre, and of how far LayerNorm's output may be from it. Whatever the scores
-lose joins the products of score changes; whatever the heads lose joins the output's error, coordinate by coordinate.
+Rounding is relative to the sizes of the summands. So two sizes go through the block once, as a token would, but with
+absolute values of all weights: that of the centre, and how far LayerNorm's output may be from it. The rounding of the
+scores joins the products of score changes; that of the heads joins the output's error, coordinate by coordinate.
 
-Axes, whatever comes before them: H heads, i queries (I of the moving tokens), j keys (S), of which the last n move, e
+Axes, after any leading ones: H heads, i queries (I of the moving tokens), j keys (S), of which the last n move, e
 features of a head.
 """
 
@@ -41,20 +41,20 @@ class Point(Protocol):
     def O(self) -> Tensor: ...  # noqa: E743  (..., H, I, e)
     @property
     def doubt(self) -> Tensor:
-        """(..., H, I): P is exp(log_P), normalised, up to this part of it."""
+        """(..., H, I): P as computed is the normalised exp(log_P), up to this share of it."""
 
     @property
     def hidden(self) -> Tensor:
-        """(..., I, S): keys that the mask takes away."""
+        """(..., I, S) booleans: the mask hides the key from the query."""
 
     @property
     def n_keys(self) -> Tensor:
-        """(..., 1, I): how many keys a query sees. Sums over keys have so many terms: to add zeros rounds nothing, and
-        keys that a query does not see must not change its bound."""
+        """(..., 1, I): how many keys a query sees: the number of terms in sums over keys. Adding zeros rounds nothing,
+        and keys that a query does not see must not change its bound."""
 
 
 def doubt_of(P: Tensor) -> Tensor:
-    """By which part of it P, as exp made it, may differ from the normalised row: exp's error and the sum's."""
+    """The share of P, as exp computed it, by which it may differ from the normalised row: exp's error and the sum's."""
     return (P.sum(-1) - 1).abs() * (1 + gamma(4, P.dtype)) + gammas((P > 0).sum(-1) + 8, P.dtype, P)
 
 
@@ -64,7 +64,7 @@ class NormSizes:
 
     centre: Tensor
     reach: Tensor
-    lost: Tensor | None = None  # a part of the output that no tangent and no error stands for
+    lost: Tensor | None = None  # bounds a part of the output that no tangent and no error represents
 
     def at(self, queries: Queries) -> NormSizes:
         centre, reach = (queries.of_moving(x, -2) for x in (self.centre, self.reach))
@@ -76,17 +76,17 @@ class AttentionRounding:
     Q: Tensor  # (..., H, I, e): queries are off by this much at the centre
     K: Tensor  # (..., H, S, e)
     V: Tensor  # (..., H, S, e)
-    Q_moving: Tensor  # (..., H, I, e): bounds how far a query is from the centre's, and each term of that
+    Q_moving: Tensor  # (..., H, I, e): bounds how far a query is from the centre's, and every term of that
     K_moving: Tensor  # (..., H, n, e)
     V_moving: Tensor  # (..., H, n, e)
-    U_moving: Tensor  # (..., H, I, S): the same of the scores, in first order
+    U_moving: Tensor  # (..., H, I, S): the same for the scores, in first order
     scores: Tensor  # (..., H, I, S): what the scores and their tangents are off by
     narrow: torch.dtype  # of the tangents
     symbols: int
     width: int  # features of a token
 
     def underflow(self, products: int, dtype: torch.dtype) -> float:
-        """What so many products per number may have lost to zero, all symbols together."""
+        """What `products` products per number may lose to underflow, all symbols together."""
         return self.symbols * products * torch.finfo(dtype).tiny
 
     def of_tangents(self, moving: Tensor, dtype: torch.dtype) -> Tensor:
@@ -95,7 +95,7 @@ class AttentionRounding:
 
     @property
     def query(self) -> Tensor:
-        """(..., H, I, e): what a query's linear part, error included, leaves out."""
+        """(..., H, I, e): bounds what a query is besides its linear part, LayerNorm's error included in that part."""
         return self.Q + self.of_tangents(self.Q_moving, self.narrow)
 
     @property
@@ -107,7 +107,7 @@ class AttentionRounding:
 
 
 def _at_last(all_keys: Tensor, moving: Tensor) -> Tensor:
-    """`moving` (..., H, n, e) added to the last keys."""
+    """`all_keys` with `moving` (..., H, n, e) added at the last n keys."""
     out = all_keys.clone()
     out[..., all_keys.shape[-2] - moving.shape[-2] :, :] += moving
     return out
@@ -116,7 +116,7 @@ def _at_last(all_keys: Tensor, moving: Tensor) -> Tensor:
 def attention_rounding(
     point: Point, prefix: Prefix, norm: NormSizes, narrow: torch.dtype, symbols: int
 ) -> AttentionRounding:
-    """For moving tokens behind `prefix`, and tangents of `symbols` in the type `narrow`."""
+    """The rounding for moving tokens behind `prefix`, with tangents of `symbols` symbols in the type `narrow`."""
     attention, queries, S, e = point.attention, point.queries, point.K.shape[-2], point.Q.shape[-1]
     n, wide, d = norm.centre.shape[-2], point.Q.dtype, attention.width
     of_query, of_key, of_value = attention.projections
@@ -134,13 +134,13 @@ def attention_rounding(
         (x * attention.scale).masked_fill(point.hidden, 0.0) for x in (U_moving, at_centre, pairs)
     )
     U_moving = up(U_moving, 2 * e)
-    # Tangents are centred with P as computed; the mean that is left is `doubt` of that of the sizes.
+    # Tangents are centred with P as computed, which leaves a mean of at most `doubt` times that of the sizes.
     mean = (point.P * U_moving).sum(-1, keepdim=True)
     keys = point.n_keys[..., None]
     longest = attention.longest
     tangents = gammas(longest + e + 2 * keys + 16, narrow, mean) * (U_moving + mean) + 2 * point.doubt[..., None] * mean
     tangents = tangents + symbols * (2 * e + S) * torch.finfo(narrow).tiny
-    # log_softmax subtracts the row's maximum and a logarithm: what all keys lose alike does not matter.
+    # log_softmax subtracts the row's maximum and a logarithm: an error that all keys share does not matter.
     logarithms = gamma(8, wide) * (pairs.amax(-1, keepdim=True) + keys.to(pairs).log() + 1)
     scores = up(at_centre + tangents + logarithms, 2 * e + S).masked_fill(point.hidden, 0.0)
     return AttentionRounding(Q, K, V, Q_moving, K_moving, V_moving, U_moving, scores, narrow, symbols, d)
@@ -149,8 +149,8 @@ def attention_rounding(
 def _through(
     attention: Attention, weight: Tensor, bias: Tensor | None, still: Tensor, norm: NormSizes
 ) -> tuple[Tensor, Tensor]:
-    """Of queries, keys or values, (..., H, tokens, e): what is rounded at the centre, of the `still` tokens and of the
-    moving ones behind them; and how far the latter move."""
+    """For queries, keys or values, (..., H, tokens, e): the rounding at the centre, of the `still` tokens and of the
+    moving ones behind them; and how far the moving ones move."""
     rows = [still.abs(), norm.centre.abs(), norm.reach] + ([] if norm.lost is None else [norm.lost])
     parts = (torch.cat(rows, dim=-2) @ weight.abs()).split([x.shape[-2] for x in rows], dim=-2)
     d, p = attention.width, still.shape[-2]
@@ -165,8 +165,8 @@ def head_rounding(
 ) -> Tensor:
     """(..., H, I, e): what the heads' outputs are off by.
 
-    `coefficients` (..., H, I, S), with P among them, bound all that values are multiplied with, `total` bounds
-    |p - P|; `dtype` is the type that the linear part is computed in.
+    `coefficients` (..., H, I, S) bound everything that values are multiplied by, P included; `total` bounds |p - P|;
+    `dtype` is the type in which the linear part is computed.
     """
     (S, e), wide = point.K.shape[-2:], point.P.dtype
     d, n = point.attention.longest, r.V_moving.shape[-2]
@@ -191,7 +191,7 @@ def output_rounding(
     """(..., I, d): what the block's output is off by.
 
     In head space (..., H, I, e): `heads` is what the heads' outputs are off by, `moved` bounds how far they move
-    linearly, `output` is their value at the centre. `dtype` is the type that the linear part is computed in.
+    linearly, `output` is their value at the centre. `dtype` is the type in which the linear part is computed.
     """
     attention, (H, S), e = point.attention, point.K.shape[-3:-1], point.Q.shape[-1]
     keys, d = point.n_keys[..., 0, :, None], attention.longest

@@ -4,7 +4,7 @@ The operator-by-operator methods know a nonlinear function by three things, entr
 
     range   the interval of its values
     strip   one slope, and how far the function strays from it:  |f(t) - slope t - mid| <= half      (zonotopes)
-    lines   two lines of their own slopes:  a_low t + b_low <= f(t) <= a_high t + b_high             (CROWN)
+    lines   two lines with slopes of their own:  a_low t + b_low <= f(t) <= a_high t + b_high        (CROWN)
 
 Derivations: docs/math.md, Lemmas 12.4 to 12.6.
 """
@@ -22,7 +22,7 @@ from zonogpt.domains.interval import Interval
 from zonogpt.domains.rounding import LIBRARY, gamma, part
 from zonogpt.transforms.gelu import affine_gelu, curvature_range, gelu, gelu_slope
 
-ROUNDING = 16  # units of the largest number involved, outward: of f, of slope * t and of their difference
+ROUNDING = 16  # units of the largest number involved, outward, for f, for slope * t and for their difference
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Lines:
     b_high: Tensor
 
     def or_range(self, values: Interval) -> Lines:
-        """The same lines, but constants where they overflowed: the function's values lie in `values`."""
+        """The same lines; where one overflowed, an end of `values`, in which the function's values lie."""
         low, high = self.a_low.isfinite() & self.b_low.isfinite(), self.a_high.isfinite() & self.b_high.isfinite()
         return Lines(
             torch.where(low, self.a_low, 0.0),
@@ -62,18 +62,18 @@ class Function(Protocol):
 
 @dataclass(frozen=True)
 class Curve:
-    """A monotone function of one bend on its domain: convex (sign 1) or concave (sign -1).
+    """A monotone function that is convex (sign 1) or concave (sign -1) on its whole domain.
 
-    With `positive` it is for arguments that are positive by themselves (a variance, a sum of exponentials): an interval
-    that reaches below 0 is cut there. At 0 the values of 1/t and the slopes of both are infinite, and what is infinite
-    says nothing.
+    `positive` means that arguments are known to be positive (a variance, a sum of exponentials): an interval that
+    reaches below 0 is cut there. At 0 the value of 1/t and the slopes of 1/t and sqrt(t) are infinite, and infinite
+    numbers say nothing.
     """
 
     value: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]  # its derivative
-    where: Callable[[Tensor], Tensor]  # at which t the derivative has this value
+    where: Callable[[Tensor], Tensor]  # the t at which the derivative has this value
     sign: int
-    touch: Callable[[Tensor, Tensor], Tensor]  # where between low and high the tangent of `lines` touches
+    touch: Callable[[Tensor, Tensor], Tensor]  # the point between low and high at which the tangent of `lines` touches
     positive: bool = False
 
     def __call__(self, t: Tensor) -> Tensor:
@@ -88,11 +88,11 @@ class Curve:
         return Interval((low - least).clamp(min=0), high + most)
 
     def strip(self, box: Interval) -> Strip:
-        """The chord's slope. Of all parallel pairs of lines it needs the smallest distance."""
+        """The strip with the chord's slope: of all strips around the function it is the narrowest."""
         box = self._inside(box)
         slope = self._chord(box)
         ends = self._residual(box.lower, slope), self._residual(box.upper, slope)
-        # Straight where the derivative equals the slope: there the residual is extreme, on the other side of the ends.
+        # The residual is extreme where the derivative equals the slope, on the side opposite to its values at the ends.
         bend = self._residual(self.where(slope).clamp(box.lower, box.upper), slope)
         far = torch.maximum(*ends) if self.sign > 0 else torch.minimum(*ends)
         return Strip(slope, (far + bend) / 2, (far - bend).abs() / 2 + self._slack(box, slope))
@@ -107,7 +107,7 @@ class Curve:
         tangent = self.slope(at)
         offset, other_slack = self._residual(at, tangent), self._slack(box, tangent)
         if self.sign > 0:
-            flat = tangent.abs() < torch.finfo(tangent.dtype).tiny  # underflow: what is left of a slope is no slope
+            flat = tangent.abs() < torch.finfo(tangent.dtype).tiny  # a slope that underflowed is not the tangent's
             tangent, offset = tangent.masked_fill(flat, 0.0), torch.where(flat, self.range(box).lower, offset)
             return Lines(tangent, offset - other_slack, slope, torch.maximum(*ends) + slack)
         return Lines(slope, torch.minimum(*ends) - slack, tangent, offset + other_slack)
@@ -116,7 +116,7 @@ class Curve:
         return Interval.known(box.lower.clamp(min=0), box.upper) if self.positive else box
 
     def _chord(self, box: Interval) -> Tensor:
-        """Between the derivatives at the ends, whatever cancellation makes of a short chord: any slope is sound."""
+        """The chord's slope, clamped between the derivatives at the ends: a short chord cancels. Any slope is sound."""
         width = box.upper - box.lower
         ends = torch.stack([self.slope(box.lower), self.slope(box.upper)])
         chord = (self.value(box.upper) - self.value(box.lower)) / torch.where(width > 0, width, torch.ones_like(width))
@@ -138,7 +138,7 @@ def _middle(low: Tensor, high: Tensor) -> Tensor:
 
 SQRT = Curve(torch.sqrt, lambda t: 0.5 * t.rsqrt(), lambda a: (0.5 / a).square(), -1, _middle, True)
 RECIPROCAL = Curve(torch.reciprocal, lambda t: -t.reciprocal().square(), lambda a: (-a).rsqrt(), 1, _middle, True)
-# Behind low + 1 the tangent of exp would sink below zero at `low`, and a softmax weight with it.
+# A tangent of exp that touches beyond low + 1 is negative at `low`, and would make a softmax weight negative.
 EXP = Curve(torch.exp, torch.exp, torch.log, 1, lambda low, high: torch.minimum(_middle(low, high), low + 1))
 
 
@@ -173,7 +173,7 @@ class ShiftedExp:
         return t.masked_fill(~self.visible, 0.0)
 
     def _slack(self, box: Interval) -> Tensor:
-        """For the rounding of t - shift, which exp multiplies by no more than its largest value."""
+        """Room for the rounding of t - shift, which exp multiplies by at most its largest value."""
         size = torch.maximum(box.lower.abs(), box.upper.abs()) + self.shift.abs()
         return ROUNDING * torch.finfo(size.dtype).eps * size * torch.exp(box.upper - self.shift)
 
@@ -207,13 +207,13 @@ class Square:
 
 @dataclass(frozen=True)
 class Gelu:
-    """The tanh form. Where its curvature has one sign it is a curve like the others, elsewhere a strip."""
+    """The tanh form of GELU. Lines are those of its strip, but for a tangent where the curvature has one sign."""
 
     def __call__(self, t: Tensor) -> Tensor:
         return gelu(t)
 
     def range(self, box: Interval) -> Interval:
-        """Between its values at the ends, and down to LOWEST where its one minimum lies between them."""
+        """From the values at the ends; the lower end is LOWEST where g's one minimum lies between them."""
         ends = gelu(box.lower), gelu(box.upper)
         low, high = torch.minimum(*ends), torch.maximum(*ends)
         # g falls to the left of TURN and rises to the right of it.
@@ -242,6 +242,6 @@ class Gelu:
         )
 
 
-# The one minimum of g: at TURN to nine digits, and above LOWEST everywhere (tests/test_functions.py).
+# g has one minimum, at TURN (to nine digits), and is above LOWEST everywhere (tests/test_functions.py).
 TURN, LOWEST = -0.7524614220710162, -0.1700407506
 SQUARE, GELU = Square(), Gelu()

@@ -22,7 +22,7 @@ from zonogpt.domains.chunks import chunks
 from zonogpt.domains.rounding import gamma, up
 
 N_PIECES = 32
-# Temporaries over some pieces: a GPU wants few calls, a CPU arrays that fit its caches.
+# Bytes of temporaries over some pieces: a GPU wants few calls, a CPU wants arrays that fit its caches.
 PIECES_BYTES = {"cpu": 1 << 23, "cuda": 1 << 29}
 K0, K1 = math.sqrt(2 / math.pi), 0.044715
 
@@ -81,7 +81,7 @@ class _CurvatureParts:
         low, high = p_near - n_far, p_far - n_near
         # Every part has a relative error of some units, sech^2 one of 2 h times the units of h.
         rounding = gamma(48, low.dtype) * (p_far + n_far) * (1 + torch.minimum(self.h, other.h)) * s_near
-        # Outward for either sign: a positive bound is largest with sech^2 at the near end, a negative one with it too.
+        # Outward: low < 0 and high > 0 take sech^2 at the near end, where it is largest; other bounds at the far end.
         low, high = torch.where(low < 0, low * s_near, low * s_far), torch.where(high > 0, high * s_near, high * s_far)
         return low - rounding, high + rounding
 
@@ -102,7 +102,7 @@ def relu_gap() -> float:
 def affine_gelu(low: Tensor, high: Tensor, pieces: int = N_PIECES) -> tuple[Tensor, Tensor, Tensor]:
     """(slope, mid, half), elementwise, with |g(t) - slope t - mid| <= half for every t in [low, high].
 
-    Any number of pieces is sound; half is larger than needed by about 1 / pieces^2 of it.
+    Any number of pieces is sound; half is larger than need be by a share of about 1 / pieces^2.
     """
     width = high - low
     wide = width > 0

@@ -1,10 +1,10 @@
-"""LayerNorm at the centre of a set, as floating point has it, and what that misses.
+"""LayerNorm at the centre of a set as computed in floating point, and the error of that.
 
 With z0 = c - mean(c), a0 = tau + |z0|^2 / d, rho = 1 / sqrt(a0), k = rho / (d a0), LayerNorm's Jacobian before gamma is
 
     J v = rho (v - mean v) - k (z0 . v) z0.
 
-All letters stand for the numbers that were computed, and J for the map that they define. Leading dimensions are tokens.
+All letters stand for the computed numbers, and J for the map that they define. Leading dimensions are tokens.
 Derivations: docs/math.md, Lemma 13.7.
 """
 
@@ -37,7 +37,7 @@ class NormPoint:
 
     @cached_property
     def missed(self) -> Tensor:
-        """(...): the length of what z0 misses."""
+        """(...): bounds the length of c - mean(c) - z0."""
         return length(self.missing)
 
     @cached_property
@@ -53,7 +53,7 @@ class NormPoint:
         return up(spread + along, 2 * z0.shape[-1])
 
     def slack(self, deviation: Tensor) -> Tensor:
-        """(..., d): what J of the deviation misses because z0 is not c - mean(c), and its mean not zero."""
+        """(..., d): bounds what J of the deviation misses because z0 is not exactly c - mean(c), nor mean-free."""
         z0, size, far = self.z0.abs(), self.size[..., None], length(deviation)[..., None]
         turned = (self.k * self.missed)[..., None] * (z0 * size + (z0 + size) * far)
         return up(self.rho[..., None] * self.missing + turned, 2 * z0.shape[-1])
@@ -68,5 +68,5 @@ def norm_point(norm: Norm, c: Tensor) -> NormPoint:
 
 
 def units(d: int) -> int:
-    """Operations that rho and k took, two sums over the features among them: both are off by at most gamma of it."""
+    """The operations in rho and k, two sums over the features among them: both are off by at most gamma of this."""
     return 2 * d + 24

@@ -25,7 +25,7 @@ class Prefix:
         return self.n.shape[-2]
 
     def before(self, x: Tensor) -> Tensor:
-        """LayerNorm's output at these tokens, and x (B, n, d) behind it."""
+        """LayerNorm's output at these tokens, followed by x (B, n, d)."""
         return torch.cat([self.n, x], dim=-2)
 
     def select(self, index: Tensor) -> Prefix:
@@ -43,14 +43,14 @@ class Prefix:
 
     @staticmethod
     def joined(rows: list[Prefix]) -> Prefix:
-        """Batches of one, one behind the other."""
+        """The tokens of several batches of one, in one row."""
         n, size, executed = (torch.cat([getattr(row, name) for row in rows], 1) for name in ("n", "size", "executed"))
         K, V = (torch.cat([getattr(row, name) for row in rows], 2) for name in "KV")
         return Prefix(n, K, V, size, executed)
 
     @staticmethod
     def none(like: Tensor, attention: Attention) -> Prefix:
-        """No such tokens, for tokens `like` (..., n, d)."""
+        """An empty prefix for tokens `like` (..., n, d)."""
         nothing = like[..., :0, :]
         heads, e = attention.n_heads, attention.inner // attention.n_heads
         empty = like.new_zeros(*like.shape[:-2], heads, 0, e)

@@ -1,4 +1,4 @@
-"""Which tokens ask: the queries of an attention block, as an index into its tokens."""
+"""The queries of an attention block, as an index into its tokens."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Queries:
-    """Tokens `index` (increasing) of the moving ones, which stand behind `prefix` tokens that do not move.
+    """The moving tokens at `index` (increasing). The moving tokens come after `prefix` tokens that do not move.
 
-    Neighbouring queries are read as a view: all tokens, or the last one, cost no copy.
+    Contiguous queries are read as a view, so that all tokens, or the last one, cost no copy.
     """
 
     prefix: int

@@ -29,8 +29,8 @@ def softmax_radius(P: Tensor, r: Tensor) -> Tensor:
 def softmax_taylor(log_P: Tensor, T_U: Tensor) -> Tensor:
     """Bounds |softmax(U + dU) - P - J_SM(U) dU| whenever |dU| <= T_U: 2 P exp(2 M) M^2, M the row's largest change.
 
-    P exp(2 M) is formed as exp(log P + 2 M): a visible key whose P underflows to 0 may still wake up. +inf where exp
-    overflows; 0 at masked keys, where the product would be 0 * inf.
+    P exp(2 M) is formed as exp(log P + 2 M): a visible key whose P underflows to 0 may still gain weight. The
+    bound is +inf where exp overflows, and 0 at masked keys, where the product would be 0 * inf.
     """
     M = T_U.amax(-1, keepdim=True)
     exponent = log_P + 2 * M + gamma(4, log_P.dtype) * (2 * M - log_P)
@@ -62,7 +62,7 @@ def softmax_range(U: Interval, visible: Tensor) -> Interval:
     largest = U.finite_size.masked_fill(~visible, 0.0).amax(-1, keepdim=True)
     units = torch.expm1(gamma(6 * keys + 16, low.dtype) * (1 + math.log(keys) + largest))
     least, most = (least * (1 - units)).clamp(min=0), up(most * (1 + units)).clamp(max=1)
-    least, most = least.nan_to_num(nan=0.0), most.nan_to_num(nan=1.0)  # of scores without ends
+    least, most = least.nan_to_num(nan=0.0), most.nan_to_num(nan=1.0)  # where scores have no finite ends
     return Interval(least.masked_fill(~visible, 0.0), most.masked_fill(~visible, 0.0))
 
 
@@ -72,7 +72,7 @@ def masked(log_P: Tensor) -> Tensor:
 
 
 def _others(x: Tensor) -> Tensor:
-    """logsumexp over all entries of the last dimension but the own one; -inf where there is no other."""
+    """For each entry, logsumexp over all other entries of the last dimension; -inf where there are none."""
     edge = torch.full_like(x[..., :1], -math.inf)
     before = torch.cat([edge, x.logcumsumexp(-1)[..., :-1]], dim=-1)
     after = torch.cat([edge, x.flip(-1).logcumsumexp(-1)[..., :-1]], dim=-1).flip(-1)
@@ -92,11 +92,11 @@ class SoftmaxBounds:
 
 
 def softmax_bounds(log_P: Tensor, f_P: Tensor, R_U: Tensor, T_U: Tensor, doubt: Tensor) -> SoftmaxBounds:
-    """Chooses per row between softmax's Jacobian and slope zero.
+    """The bounds, with the better of softmax's Jacobian and slope zero in each row.
 
     `f_P` bounds |J_SM U_dot| for the linear score change U_dot that is kept, `R_U` bounds the rest of the score change,
-    `T_U` all of it. exp(log_P), as computed, is the normalised row up to `doubt` (H, S) of it: the contract is about
-    what was computed, its Jacobian too, but `remainder` then adds up to zero only up to `doubt`.
+    `T_U` all of it. exp(log_P), as computed, is the normalised row up to `doubt` (H, S) of it. The contract is about
+    P as computed, in the Jacobian too; so e adds up to zero only up to `doubt`.
     """
     P, doubt = log_P.exp(), doubt[..., None]
     keys = P.shape[-1]

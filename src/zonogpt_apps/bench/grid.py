@@ -48,7 +48,7 @@ class ModelId:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """Sorts models as the paper's table does."""
+        """A sort key: models in the order of the paper's table."""
         return TASKS.index(self.task), list(SIZES).index(self.size), self.blocks
 
 
@@ -67,7 +67,7 @@ def parse_models(text: str | None) -> tuple[ModelId, ...]:
 
 
 def config(model: ModelId, vocabulary: int) -> GPT2Config:
-    """Hugging Face's GPT-2 configuration, of which only sizes are chosen. `vocabulary` is for texts."""
+    """Hugging Face's GPT-2 configuration; only sizes are chosen here. `vocabulary` is for texts."""
     from transformers import GPT2Config  # slow
 
     width, heads = SIZES[model.size]
@@ -89,7 +89,7 @@ def config(model: ModelId, vocabulary: int) -> GPT2Config:
 
 
 def check_shape(net: Model, model: ModelId) -> None:
-    """ModelError unless this is the network that the name stands for: what a hash of weights does not say."""
+    """ModelError unless the network has the shape that its name stands for, which a hash of weights does not cover."""
     width, heads = SIZES[model.size]
     said = {
         "width": (net.width, width),

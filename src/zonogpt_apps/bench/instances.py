@@ -32,23 +32,23 @@ from zonogpt.support.files import make_folder, parse_json, read_bytes, read_json
 from zonogpt_apps.bench.grid import MNIST, N_CLASSES, ModelId
 
 FILE, INPUTS = "instances.jsonl", "inputs"
-INPUT = re.compile(r"(\w[\w.-]*/)*\w[\w.-]*", re.ASCII)  # below the directory, never beside it
+INPUT = re.compile(r"(\w[\w.-]*/)*\w[\w.-]*", re.ASCII)  # a path below the directory, never out of it
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What an instance is about, and every row about it: a model, an input, and how far which part of it moves."""
+    """The subject of an instance and of its rows: a model, an input, which part of it moves, and how far."""
 
     task: str
     size: str
     blocks: int
     instance: str  # unique within model and radius
     radius: float
-    input: str  # file, in the instances' directory
+    input: str  # its file, in the instances' directory
     positions: tuple[int, ...] | None  # token embeddings that move, from 0; None: all pixels, clipped to [0, 1]
     relative_radius: float  # the largest l_2 change over the l_2 norm of what moves
     accuracy: float  # of the model
-    training: str  # the loss it was trained with
+    training: str  # the loss that the model was trained with
     model_hash: str  # sha256 of model.safetensors
     input_hash: str  # sha256 of the pixels' bytes, or of the token ids as 5,17,3
 
@@ -75,14 +75,14 @@ class Instance(Subject):
 
     @cached_property
     def hash(self) -> str:
-        """Rows are known by it, so what it is made from keeps its order: the claim behind the radius."""
+        """The digest in the keys of rows. So its parts must keep their order, in which the claim follows the radius."""
         names = list(self.subject)
         at = names.index("radius") + 1
         return digest([getattr(self, name) for name in (*names[:at], "label", "rival", *names[at:])])
 
     @property
     def set_hash(self) -> str:
-        """Names the input set. Instances that share it differ in the rival only, and need one propagation."""
+        """The digest of the input set and label. Instances that share it differ in the rival only: one propagation."""
         return digest([self.model_hash, self.input_hash, self.positions, self.radius.hex(), self.label])
 
     def to_json(self) -> str:
@@ -90,7 +90,7 @@ class Instance(Subject):
 
     @staticmethod
     def from_json(text: str) -> Instance:
-        """Raises ValueError, TypeError or KeyError for anything that is no instance."""
+        """The instance; ValueError, TypeError or KeyError if the text is not one."""
         instance = Instance(**with_tuple(parse_json(text)))
         kinds = {"task": str, "size": str, "blocks": int, "instance": str, "radius": float, "label": int, "rival": int}
         wrong = [name for name, kind in kinds.items() if type(getattr(instance, name)) is not kind]
@@ -130,7 +130,7 @@ class Benchmark:
         return [instance for instance in self.instances if instance.model == model]
 
     def read_input(self, instance: Instance) -> tuple[Tensor, str]:
-        """The image as bytes, or token ids, and the text; SpecError unless they are what the hash says."""
+        """The image as bytes, or token ids, and the text; SpecError unless they have the instance's hash."""
         file = self.folder / instance.input
         try:
             if instance.task == MNIST:
@@ -149,7 +149,7 @@ class Benchmark:
         return raw, text
 
     def read_file(self, instance: Instance) -> bytes:
-        """The input's file as it is."""
+        """The bytes of the input's file."""
         try:
             return read_bytes(self.folder / instance.input)
         except (OSError, ValueError) as error:
@@ -164,7 +164,7 @@ class Benchmark:
 
 
 def with_tuple(fields: dict[str, Any]) -> dict[str, Any]:
-    """A subject's fields from JSON, which knows lists only."""
+    """A subject's fields from JSON, with positions as a tuple: JSON knows lists only."""
     return fields | {"positions": None if fields["positions"] is None else tuple(fields["positions"])}
 
 
@@ -181,7 +181,7 @@ class Input:
 
 
 def write_instances(folder: Path, instances: Sequence[Instance], inputs: dict[str, Input]) -> None:
-    """`inputs` by file name. The list is written last: with it, all is there."""
+    """Writes the inputs, given by file name, and then the list: where it exists, everything does."""
     make_folder(folder / INPUTS)
     for name, content in inputs.items():
         if content.raw.dtype == torch.uint8:

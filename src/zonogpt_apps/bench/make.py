@@ -1,10 +1,10 @@
-"""bench make: which inputs are asked about. The appendix of the paper, with seed 0 throughout.
+"""bench make: the choice of the inputs, as in the paper's appendix, with seed 0 throughout.
 
 MNIST, per model and radius: four correctly classified test images (the first of a permutation with seed 0), one claim
-per rival class. SST, per model and radius: 18 correctly classified validation sentences, nine of each class, one claim
-for one and one for three token embeddings that move (the one is among the three), at positions drawn with seed 0. That
-classes are balanced is ours. The draw does not depend on the radius, so the same inputs serve all five. Sentences are
-not padded; 48 tokens at most, three at least.
+per rival class. SST, per model and radius: 18 correctly classified validation sentences, nine of each class. Each has
+one claim in which one token embedding moves, and one in which three do (the one among them), at positions drawn with
+seed 0. Balanced classes are our choice. The draw does not depend on the radius, so the same inputs serve all five.
+Sentences are not padded; they have 48 tokens at most and three at least.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ OnMade = Callable[[ModelId, int], None]
 
 @dataclass(frozen=True)
 class Candidate:
-    index: int  # in the data set, of which sentences longer than the models' positions are left out
+    index: int  # in the data set, without the sentences that are longer than the models' positions
     raw: Tensor  # bytes (28, 28), or token ids
     label: int
     text: str
-    tokens: tuple[str, ...] = ()  # the text in pieces, one for each id; for people
+    tokens: tuple[str, ...] = ()  # the text in pieces, one per id; for people
 
     def for_model(self) -> Tensor | list[int]:
         return self.raw.float() / 255 if self.raw.dtype == torch.uint8 else self.raw.tolist()
@@ -63,7 +63,7 @@ def make(
     sentences: int = SENTENCES,
     on_model: OnMade | None = None,
 ) -> Benchmark:
-    """Writes the instances of these models, which are in `trained`/NAME, to `out`. Those of other models stay there."""
+    """Writes the instances of these models, which are in `trained`/NAME, to `out`; those of others stay there."""
     if images < 1 or sentences < 1:
         raise OptionError(f"at least one image and one sentence are needed; got {images} and {sentences}")
     check_radii(radii)
@@ -83,7 +83,7 @@ def make(
             file = f"{INPUTS}/{model.task}-{candidate.index}.{'png' if model.task == MNIST else 'json'}"
             inputs[file] = Input(candidate.raw, candidate.text, candidate.tokens)
             mine += _instances(record, net, candidate, file, radii)
-        instances += sorted(mine, key=lambda instance: instance.radius)  # stable: inputs stay in the order drawn
+        instances += sorted(mine, key=lambda instance: instance.radius)  # stable: inputs stay as they were drawn
         if on_model is not None:
             on_model(model, len(mine))
     others = Benchmark.read(out).instances if (out / FILE).exists() else ()
@@ -94,7 +94,7 @@ def make(
 
 
 def candidates(model: ModelId, data: Path | None) -> Iterator[Candidate]:
-    """The data set in a random order, the same for all models."""
+    """The data set in a random order that is the same for all models."""
     if model.task == MNIST:
         images = read_images(data, "test")
         for i in _permutation(len(images.labels)):
@@ -113,7 +113,7 @@ def _permutation(n: int) -> list[int]:
 
 
 def chosen(net: Model, given: Iterator[Candidate], count: int, balanced: bool) -> list[Candidate]:
-    """The first `count` that the model classifies correctly; with `balanced`, as many of each class."""
+    """The first `count` that the model classifies correctly; with `balanced`, equally many of each class."""
     most = -(-count // net.n_outputs) if balanced else count
     kept: list[Candidate] = []
     for candidate in given:
@@ -165,7 +165,7 @@ def _claims(task: str, candidate: Candidate) -> Iterator[tuple[str, tuple[int, .
 
 
 def _relative(net: Model, candidate: Candidate, positions: tuple[int, ...] | None, radius: float) -> float:
-    """The l_2 length of the ball's corner over that of what moves: the image, or the token embeddings."""
+    """The l_2 length of the ball's corner divided by that of what moves: of the image, or of the token embeddings."""
     if positions is None:
         content = candidate.raw.double() / 255
     else:

@@ -12,12 +12,12 @@ from zonogpt_apps.bench.instances import Subject, with_tuple
 
 @dataclass(frozen=True)
 class BenchSettings(RunSettings):
-    """What all rows of a directory share. Methods, models and devices may be mixed in one: every row names its own."""
+    """What all rows of a directory share. Methods, models and devices may differ there: every row names its own."""
 
     dtype: str
     timeout: float | None  # seconds of a propagation
     budget: int | None  # bytes
-    attack: str | None  # on claims that were not proved; None: none
+    attack: str | None  # the search on claims that were not proved; None: no search
     version: str  # of zonogpt
     arithmetic: str = "real"  # what proofs are about
 
@@ -36,7 +36,7 @@ class BenchRow(Subject, StoredRow):
     dtype: str
     peak_bytes: int
     attack_margin: float | None  # the lowest margin that a search found; None: nothing was searched
-    reason: str  # of the propagation, as far as it is about this claim
+    reason: str  # the propagation's, if it is about this claim
     ledger: dict[str, float] | None  # by residual block, see Ledger; on the first claim of a propagation
     guarantee: str  # "bounded" or "estimated": how the proof accounts for its own rounding
     arithmetic: str  # what the proof is about: "real" or "float32"
@@ -59,6 +59,6 @@ SLOWER = {"E": 1.0, "A": 6.0, "F": 4.0, "D": 4.0, "M": 2.0, "ibp": 0.2, "deepz":
 
 
 def work(method: str, subject: Subject) -> float:
-    """About how long one claim takes, which shares a propagation with those about other rivals."""
+    """About how long one claim takes, which shares its propagation with the claims about other rivals."""
     slower = SLOWER.get(method.removesuffix("-literal"), 1.0)
     return slower * subject.blocks * (SIZES[subject.size][0] / 768) ** 2 / (N_CLASSES[subject.task] - 1)

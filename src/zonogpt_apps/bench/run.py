@@ -1,7 +1,7 @@
 """bench run: every instance by every method, each row on the disk as soon as it is known.
 
 Rows go to OUT/MODEL.jsonl, one file per model, which one run at a time may write: several runs may share OUT, and each
-takes the models that no other has. What is there is not done again.
+takes the models that no other has. Rows that exist are not computed again.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from zonogpt_apps.bench.instances import Benchmark, Instance
 from zonogpt_apps.bench.rows import BenchRow, BenchSettings, work
 from zonogpt_apps.bench.work import BenchJob, BenchTask, first_inputs, key_of, propagations
 
-TOGETHER = 20  # propagations in a job that has to travel: enough for batches, few enough to lose
+TOGETHER = 20  # propagations in a job for another process: enough for batches, few enough to lose
 
 
 @dataclass
 class Outcome:
     rows: list[BenchRow] = field(default_factory=list)  # of the models and methods that were asked for, old and new
-    busy: list[ModelId] = field(default_factory=list)  # models that another run was at
+    busy: list[ModelId] = field(default_factory=list)  # models that another run was working on
 
 
 def run(
@@ -52,11 +52,11 @@ def run(
     watcher: Watcher | None = None,
     arithmetic: str = "real",
 ) -> Outcome:
-    """Rows for the instances in `instances` about the models in `trained`, which `out` then holds.
+    """The rows of the instances in `instances` about the models in `trained`; they are also written to `out`.
 
-    `models` and `inputs` (the first so many of each model) say which; `attack` searches counterexamples of what was not
-    proved. `engine` and `workers` spread the work over processes here or on a Ray cluster, whose machines must see the
-    same files: see zonogpt.certify.
+    `models` and `inputs` (the first so many of each model) select instances; `attack` searches for counterexamples to
+    what was not proved. `engine` and `workers` spread the work over processes here or on a Ray cluster, whose machines
+    must see the same files: see zonogpt.certify.
     """
     where = Engine(engine, workers)
     if not methods or len(set(methods)) != len(methods):
@@ -66,7 +66,7 @@ def run(
         dtype=as_dtype(dtype), budget_bytes=budget_bytes, arithmetic=check_arithmetic(arithmetic), seed=SEED,
     )  # fmt: skip
     for method in methods:
-        options.of(method)  # which may be unknown, or refuse the arithmetic
+        options.of(method)  # raises if the method is unknown or refuses the arithmetic
     if inputs is not None and inputs < 1:
         raise OptionError(f"the number of inputs must be at least 1; got {inputs}")
     instances, trained = instances.resolve(), trained.resolve()  # workers elsewhere have another working directory
@@ -91,7 +91,7 @@ def run(
 
 @dataclass(frozen=True)
 class BenchRun:
-    """What is to be done for each model, by whom, and where its rows go."""
+    """A run: what it does for each model, on which engine, and where its rows go."""
 
     task: BenchTask
     methods: tuple[str, ...]
@@ -101,7 +101,7 @@ class BenchRun:
     watcher: Watcher
 
     def over(self, models: Sequence[ModelId]) -> Outcome:
-        """Alone one model after the other, so that other runs may take those that wait; all at once otherwise."""
+        """Runs the models: one by one if this process works alone, so that other runs may take those that wait."""
         self.announce(models)
         outcome = Outcome()
         for some in [[model] for model in models] if self.engine.alone else [models]:
@@ -119,7 +119,7 @@ class BenchRun:
         return outcome
 
     def announce(self, models: Sequence[ModelId]) -> None:
-        """Tells the watcher how much there is to do, as far as the files say at the moment."""
+        """Tells the watcher how much there is to do, by what the files say at this moment."""
         todo, found = [], 0
         for model in models:
             file = self.out / rows_file(model)
@@ -138,7 +138,7 @@ class BenchRun:
         return first_inputs(self.task.benchmark.of(model), self.inputs)
 
     def jobs(self, model: ModelId) -> Iterator[BenchJob]:
-        """Method by method."""
+        """The jobs of a model, method by method."""
         whole = propagations(self.instances(model))
         size = len(whole) if self.engine.alone else TOGETHER
         for method in self.methods:
@@ -146,7 +146,7 @@ class BenchRun:
                 yield BenchJob(self.task.settings.digest, model, method, tuple(whole[start : start + size]))
 
     def keys(self, model: ModelId) -> list[str]:
-        """Of all rows that were asked for, in the order of the instances."""
+        """The keys of all rows that were asked for, by method, in the order of the instances."""
         digest = self.task.settings.digest
         return [key_of(digest, method, instance) for method in self.methods for instance in self.instances(model)]
 
@@ -160,7 +160,7 @@ def source_commit() -> str:
     file = Path(__file__)
     git = ["git", "-C", str(file.parent)]
     try:
-        # Installed inside somebody's repository, this file is none of that repository's.
+        # If it is installed inside somebody's repository, this file is not tracked there.
         subprocess.run([*git, "ls-files", "--error-unmatch", file.name], capture_output=True, check=True)
         asked = [*git, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
         return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()

@@ -30,7 +30,7 @@ from zonogpt_apps.bench.training.record import (
 from zonogpt_apps.bench.training.schedule import Schedule, reproducible, schedule_of
 from zonogpt_apps.bench.training.sst import SMALLEST_RADIUS, classify_sentences, train_on_sentences
 
-OnModel = Callable[[ModelId, Training | None, bool], None]  # begins (None), or is there; and whether it was before
+OnModel = Callable[[ModelId, Training | None, bool], None]  # begins (None) or is done; and whether it was there
 
 
 def train(
@@ -40,7 +40,7 @@ def train(
     device: str | torch.device = "cpu",
     on_model: OnModel | None = None,
 ) -> list[Training]:
-    """Trains each model into `out`/NAME, in save_pretrained form with its record; what is there already is kept.
+    """Trains each model into `out`/NAME, in save_pretrained form with its record; models that exist are kept.
 
     `data` as in training/data.py; None fetches from the hub.
     """
@@ -58,7 +58,7 @@ def train(
 
 
 def _existing(folder: Path, model: ModelId) -> Training | None:
-    """The record is written last: a folder without one is half done, and begun anew."""
+    """The record of a finished model, or None. Records are written last: a folder without one is begun anew."""
     if not (folder / RECORD).exists():
         return None
     record = Training.read(folder)
@@ -95,7 +95,7 @@ def train_one(model: ModelId, data: Path | None, folder: Path, device: torch.dev
         weights_sha256=weights_hash(folder),
         **about,
     )
-    record.write(folder)  # last: a folder with a record is whole
+    record.write(folder)  # last: a folder with a record is complete
     return record
 
 

@@ -34,7 +34,7 @@ def key_of(settings: str, method: str, instance: Instance) -> str:
 
 @dataclass(frozen=True)
 class Propagation:
-    """An input set, and the claims about it that are open."""
+    """An input set, and the open claims about it."""
 
     instances: tuple[Instance, ...]
 
@@ -56,7 +56,7 @@ class BenchJob:
         return key_of(self.settings, self.method, instance)
 
     def rest(self, finished: Mapping[str, BenchRow]) -> Self | None:
-        """A propagation of which some claims are done gives only the others."""
+        """The job without the claims that are done; None if all are."""
         left = []
         for propagation in self.propagations:
             instances = tuple(one for one in propagation.instances if self.key(one) not in finished)
@@ -78,7 +78,7 @@ class BenchTask:
 
     benchmark: Benchmark
     trained: Path
-    options: Options  # but for the method, which each job names
+    options: Options  # except the method, which each job names
     settings: BenchSettings
     commit: str
 
@@ -96,13 +96,13 @@ class BenchTask:
         before = weights_hash(folder)
         net = load(folder)
         check_shape(net, model)
-        if {before, weights_hash(folder)} != wanted:  # twice: a training may be writing to the folder at this moment
+        if {before, weights_hash(folder)} != wanted:  # hashed twice: a training may be writing to the folder
             raise ModelError(f"{folder} holds other weights than the instances were made for; make them again")
         return moved(net, usable(self.device, net), net.dtype)
 
 
 class BenchSolver:
-    """One model at a time: jobs come model by model."""
+    """Solves jobs. It holds one model at a time: jobs come model by model."""
 
     def __init__(self, task: BenchTask) -> None:
         self.task = task
@@ -110,7 +110,7 @@ class BenchSolver:
 
     def session(self, model: ModelId) -> Session:
         if self._loaded is None or self._loaded[0] != model:
-            self._loaded = None  # before the next is there
+            self._loaded = None  # frees the model before the next is loaded
             self._loaded = model, Session.open(self.task.load(model), self.task.options)
         return self._loaded[1]
 
@@ -167,7 +167,7 @@ class Solved:
 
 
 def claim_status(result: Result, at: int) -> str:
-    """One claim of several is proved if its own margin is positive, unless the run distrusts its own bounds."""
+    """The status of one claim of several: proved if its margin is positive, unless the run distrusts its bounds."""
     if result.status in ("verified", "timeout"):
         return result.status
     if result.status == "falsified":
@@ -177,14 +177,14 @@ def claim_status(result: Result, at: int) -> str:
 
 
 def claim_reason(result: Result, status: str) -> str:
-    """The propagation's, unless that is about claims that were not proved, and this one was."""
+    """The reason for one claim's status: the propagation's, unless this claim was proved and others were not."""
     if status == "verified" and result.status != "verified":
         return "this margin is certified positive; others of the same propagation are not"
     return result.reason
 
 
 def rivals(spec: Spec) -> list[int]:
-    """In the order of a result's margins."""
+    """All outputs but the label, in the order of a result's margins."""
     return [k for k in range(spec.n_outputs) if k != spec.label]
 
 
@@ -209,7 +209,7 @@ def device_name(device: torch.device) -> str:
 
 
 def first_inputs(instances: Sequence[Instance], count: int | None) -> list[Instance]:
-    """Those about the first `count` inputs of each model."""
+    """The instances about the first `count` inputs of each model."""
     if count is None:
         return list(instances)
     order: dict[str, dict[str, None]] = {}

@@ -62,7 +62,7 @@ def show_study(file: Path, quiet: bool) -> None:
 
 
 def said_of_radii(radii: Sequence[float]) -> str:
-    """What the search between the table's radii came to."""
+    """The result, in words, of the search between the table's radii."""
     from zonogpt_apps.demo import study
 
     able = [radius for radius in radii if radius > 0]

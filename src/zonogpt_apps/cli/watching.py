@@ -10,7 +10,7 @@ from zonogpt_apps.bench.rows import BenchRow
 
 
 class BenchWatcher(Watcher):
-    """Shows how much of the work is done, counted so that the time that is left can be told."""
+    """Shows how much of the work is done, weighted so that the remaining time can be predicted."""
 
     def __init__(self, bar: Progress) -> None:
         self.bar, self.now, self.total, self.new, self.proved = bar, "", 0, 0, 0

@@ -8,7 +8,7 @@ from typing import Any
 from zonogpt.support.plotting import INK, STYLE, Picture, method_colour, note, rc_context, save
 from zonogpt_apps.demo.worked_example import RADIUS, FirstToken, deepz_projections, fused_projections, intervals
 
-PRINTED = {"paper, fused": "A", "paper, DeepZ": "deepz"}  # the method that the paper's numbers are of
+PRINTED = {"paper, fused": "A", "paper, DeepZ": "deepz"}  # the method whose numbers the paper prints
 
 
 def draw_example(file: Path) -> None:
@@ -17,7 +17,7 @@ def draw_example(file: Path) -> None:
 
 
 def example_figure() -> Any:
-    """First-token projections operator by operator and fused, and what is proved in the end."""
+    """Projections of the first token, operator by operator and fused, and the final intervals."""
     figure: Any = Picture(figsize=(10.4, 9), layout="constrained")
     figure.suptitle(f"The paper's example: l∞ ball of radius {RADIUS:g}, first token", weight="bold")
     top, middle, bottom = figure.subfigures(3, 1, height_ratios=[1, 1, 1.05], hspace=0.03)
@@ -34,7 +34,7 @@ def example_figure() -> Any:
 
 
 def _projection(ax: Any, step: FirstToken, method: str) -> None:
-    """The outline lies above the samples: where the set is a line, they would hide it."""
+    """One panel. The outline is drawn above the samples, which would hide it where the set is a line."""
     x, y = _closed(step)
     ax.fill(x, y, color=method_colour(method), alpha=0.15, lw=0)
     ax.scatter(*step.samples[::4].T.numpy(), s=5, color=INK, alpha=0.35, zorder=3, lw=0)
@@ -49,7 +49,7 @@ def _closed(step: FirstToken) -> tuple[list[float], list[float]]:
 
 
 def _intervals(ax: Any) -> None:
-    """A row per method; hollow is what the paper prints."""
+    """A row per method; hollow marks are the paper's printed intervals."""
     found = intervals()
     for y, (name, (low, high)) in enumerate(found.items()):
         colour = INK if name == "sampled" else method_colour(PRINTED.get(name, name))

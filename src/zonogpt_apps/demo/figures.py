@@ -1,4 +1,4 @@
-"""The picture of the digits. A colour is a method, everywhere in it."""
+"""The picture of the digits. Each method has one colour in all of its parts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def study_figure(study: Study) -> Any:
 
 
 def _digits(figure: Any, study: Study) -> None:
-    """Below each digit its radius, as a bar on a scale that all digits share, and as a number."""
+    """The digits, each above its radius: a bar on a scale that all digits share, and a number."""
     figure.suptitle(
         f"How far every pixel may move: the largest radius (l∞) that {SEARCHED} proves, found to {TOLERANCE:.0%}",
         weight="bold", fontsize=12,
@@ -75,7 +75,7 @@ def _proved(ax: Any, study: Study) -> None:
 
 
 def _losses(ax: Any, study: Study) -> None:
-    """On a logarithmic axis, so that methods lie apart; a line ends where most digits were given up."""
+    """The lost margins, on a logarithmic axis to set methods apart; a line ends where most digits were given up."""
     clean = sorted(study.clean)[(len(study.clean) - 1) // 2]
     for method in SHOWN:
         points = [(radius, study.median_loss(method, radius)) for radius in RADII]
@@ -93,7 +93,7 @@ def _losses(ax: Any, study: Study) -> None:
 
 
 def _ledger(ax: Any, study: Study) -> None:
-    """What each step of method E takes from the margin, from the input to the head, the mean over digits."""
+    """What each step of method E takes from the margin, as a mean over the digits, from the input to the head."""
     ledgers = [r.ledger for (method, radius, _), r in study.results.items() if (method, radius) == ("E", LEDGER_RADIUS)]
     entries = sorted((e for ledger in ledgers for e in ledger.entries), key=_place)
     taken: dict[str, float] = {}
@@ -109,12 +109,12 @@ def _ledger(ax: Any, study: Study) -> None:
 
 
 def _place(entry: LedgerEntry) -> tuple[bool, int, int]:
-    """As the network computes; rounding last."""
+    """A sort key: the order in which the network computes, with rounding last."""
     return entry.step == "rounding", entry.block, STEPS.index(entry.step)
 
 
 def _step_name(entry: LedgerEntry) -> str:
-    """Attention and MLP alternate behind the input; rounding is tiny everywhere and counted once."""
+    """The name of a step. Attention and MLP alternate after the input; rounding, tiny everywhere, is one step."""
     if entry.step == "rounding" or entry.block == 0:
         return entry.step
     where = entry.kind if entry.kind == "head" else f"{NAMES[entry.kind]} {(entry.block + 1) // 2}"

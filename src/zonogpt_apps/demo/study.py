@@ -21,7 +21,7 @@ from zonogpt.verification.result import Result
 
 METHODS = ("E", "A", "F", "D", "M", "A-literal")
 RADII = (1e-4, 3e-4, 1e-3, 2e-3, 4e-3)
-SEARCHED = "E"  # the method whose largest radius is searched between these
+SEARCHED = "E"  # the method whose largest radius is searched for, between the table's radii
 TOLERANCE = 0.02
 LADDER = Ladder.build(1e-5, 0.5, TOLERANCE)  # that of `zonogpt radius`
 HIGH = 2e-2  # where the search ends
@@ -44,12 +44,12 @@ class Study:
         return result is not None and result.status == "verified"
 
     def bracket(self, digit: int) -> tuple[float, float]:
-        """Between these lies the largest radius that SEARCHED proves: the largest proved and the next one."""
+        """The largest radius of the table that SEARCHED proves, and the next one or HIGH; its own is between."""
         good = max((radius for radius in RADII if self.verified(SEARCHED, radius, digit)), default=0.0)
         return good, min((radius for radius in RADII if radius > good), default=HIGH)
 
     def median_loss(self, method: str, radius: float) -> float:
-        """Median over all digits of what the bounds take from the margin; inf where a digit was given up."""
+        """The median over all digits of what the bounds take from the margin; inf for a digit that was given up."""
         losses = []
         for digit, clean in enumerate(self.clean):
             result = self.results.get((method, radius, digit))
@@ -63,9 +63,9 @@ class Study:
 
 
 def run_study(on_digit: Callable[[str, int], None]) -> Study:
-    """Each method climbs the radii digit by digit and stops at the first it cannot prove: bounds only grow.
+    """Runs each method on each digit, radius by radius up to the first that it cannot prove: bounds only grow.
 
-    `on_digit` is told what comes next and how many steps there are in all.
+    `on_digit` is told the next step and the number of steps in all.
     """
     model = load(zoo.path("digits"))
     images, labels = zoo.samples("digits")

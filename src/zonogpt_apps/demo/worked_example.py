@@ -56,7 +56,7 @@ BLOCK = Block(
 
 
 def input_set(method: str) -> StructuredZonotope:
-    """The box of radius 0.02 around the centre, as the method starts with it."""
+    """The box of radius 0.02 around the centre, in the form in which the method starts."""
     return VARIANTS[method].start(CENTRE, local_generators(), 4)
 
 
@@ -71,7 +71,7 @@ def interval(z: StructuredZonotope, token: int = 0, feature: int = 0) -> tuple[f
 
 
 def interval_by_adjoint(token: int = 0, feature: int = 0) -> tuple[float, float]:
-    """Method E's bounds of one output: its functional and the opposite one go back through the block."""
+    """Method E's bounds of one output: its functional and the negative one are pulled back through the block."""
     S, d = CENTRE.shape
     G = torch.zeros(1, S, S * d, d, dtype=CENTRE.dtype)
     for j in range(S * d):
@@ -89,7 +89,7 @@ def interval_by_adjoint(token: int = 0, feature: int = 0) -> tuple[float, float]
 
 
 def local_generators() -> Tensor:
-    """(S, q, d): every coordinate of the input, at its own token."""
+    """(S, q, d): one generator per coordinate of the input, at its own token."""
     return torch.diag_embed(torch.full_like(CENTRE, RADIUS))
 
 
@@ -119,7 +119,7 @@ def interval_by_operators(method: str, token: int = 0, feature: int = 0) -> tupl
 
 
 def sampled_inputs(count: int = 40_000, seed: int = 0) -> Tensor:
-    """Inputs of the box, (count, 2, 2): half of them on its faces, where extremes are."""
+    """(count, 2, 2): inputs in the box, half of them on its faces, where the extremes are."""
     g = torch.Generator().manual_seed(seed)
     noise = 2 * torch.rand(count, 2, 2, generator=g, dtype=torch.float64) - 1
     on_face = torch.rand(count, 2, 2, generator=g, dtype=torch.float64) < 0.5
@@ -129,7 +129,7 @@ def sampled_inputs(count: int = 40_000, seed: int = 0) -> Tensor:
 
 @dataclass(frozen=True)
 class FirstToken:
-    """Sampled values of the first token behind one step, and the outline of a method's bound of them."""
+    """Sampled values of the first token after one step, and the outline of a method's bound of them."""
 
     title: str
     axis: str  # what the two coordinates are
@@ -139,7 +139,7 @@ class FirstToken:
 
 @dataclass(frozen=True)
 class Samples:
-    """What really happens behind each step."""
+    """Sampled values after each step."""
 
     norm: Tensor  # (count, S, d)
     scores: Tensor  # (count, H, S, S)

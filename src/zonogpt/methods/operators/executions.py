@@ -1,4 +1,4 @@
-"""What executions in float32 may be off by, from intervals alone: see transforms/execution.py."""
+"""Bounds of the errors of executions in float32, from intervals alone: see transforms/execution.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPS = IntervalOperators()
 
 
 def execution_of_block(block: Node, x: Interval) -> Tensor:
-    """(S, d): over all inputs in x."""
+    """(S, d): how far executions of the block may be off, over all inputs in x."""
     return EXECUTIONS[block.kind](block, x)
 
 
@@ -30,7 +30,7 @@ def _of_attention(block: Block[Attention], x: Interval) -> Tensor:
     q, k, v = projected(OPS, block, normalised(OPS, block.norm, x))
     S, attention = x.lower.shape[0], block.branch
     P = softmax_range(scores(OPS, q, k), attention.visible(S)).upper
-    Q = up(q.size / attention.scale)  # `projected` has the scale in it
+    Q = up(q.size / attention.scale)  # `projected` includes the scale
     return attention_error(attention, Queries.every(S), AttentionSizes(Q, k.size, v.size, P, n, n_error, x.size))
 
 
@@ -45,12 +45,12 @@ EXECUTED = frozenset({*EXECUTIONS, "LayerNorm", "tanh-GELU"})  # `_norm` is abou
 
 
 def execution_of_head(head: Head, x: Interval) -> Tensor:
-    """(outputs,)"""
+    """(outputs,): how far executions of the head may be off, over all inputs in x."""
     return output_error(head, head.read_weights(x.lower.shape[0]), *_norm(head.layer_norm, x))
 
 
 def _norm(norm: Norm, x: Interval) -> tuple[Tensor, Tensor]:
-    """LayerNorm's output in size, (S, d), and what an execution of it may be off by."""
+    """(S, d) each: bounds of LayerNorm's output in absolute value, and of the error of an execution of it."""
     z = x.dense(centring(norm), None)
     least = torch.where((z.lower <= 0) & (z.upper >= 0), 0.0, torch.minimum(z.lower.abs(), z.upper.abs()))
     rho = up((norm.tau + least.square().mean(-1) * (1 - 1e-6)).rsqrt(), 8)

@@ -1,7 +1,7 @@
-"""CROWN: every operator between two linear functions of its inputs, substituted backwards down to the input.
+"""CROWN: every operator lies between two linear functions of its inputs, substituted backwards down to the input.
 
-A value is a node: it remembers how to turn lower bounds of functionals of itself into functionals of its inputs. The
-interval of a node is computed when somebody needs it: one functional up and one down for every entry, all the way back.
+A value is a node: it knows how to bound functionals of itself from below by functionals of its inputs. The interval of
+a node is computed when it is needed: one functional up and one down for every entry, all the way back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zonogpt.methods.operators.network import Arrangement
 from zonogpt.methods.operators.plan import COPIES
 from zonogpt.transforms.functions import Function
 
-# (R, shape) -> what the functionals become on each input, and what they lose or gain on the way (R,)
+# Functionals (R, shape) of a node -> functionals of each of its inputs, and a constant (R,): a lower bound together.
 Pull = Callable[[Tensor], tuple[list[Tensor], Tensor]]
 
 
@@ -28,8 +28,8 @@ class GraphNode:
     like: Tensor  # of the node's shape
     inputs: list[GraphNode]
     pull: Pull
-    known: Interval  # without any backward pass
-    box: Interval | None = None  # once it has been asked for
+    known: Interval  # an interval that needs no backward pass
+    box: Interval | None = None  # set when it is first asked for
 
 
 @dataclass
@@ -50,7 +50,7 @@ class CrownOperators:
         return x.box
 
     def lowest(self, x: GraphNode, sign: float) -> Tensor:
-        """Lower bounds of sign * x, entry by entry, by substitution; in chunks of entries."""
+        """Lower bounds of sign * x, entry by entry, by substitution, some entries at a time."""
         n = x.like.numel()
         out = torch.empty(n, dtype=x.like.dtype, device=x.like.device)
         for part in chunks(n, self.bytes_per_functional(x), self.limit):
@@ -108,12 +108,12 @@ class CrownOperators:
         return node
 
     def matmul(self, x: GraphNode, y: GraphNode, known: Interval | None = None) -> GraphNode:
-        """x y = x_c y + x y_c - x_c y_c up to r_x r_y: on each side the mean of McCormick's two planes."""
+        """x y is within r_x r_y of x_c y + x y_c - x_c y_c: on each side that is the mean of McCormick's two planes."""
         X, Y = self.bounds(x), self.bounds(y)
         box = X.matmul(Y) if known is None else X.matmul(Y).meet(known)
         x_c, y_c = (torch.where(c.isfinite(), c, 0.0) for c in (X.centre, Y.centre))
         error = X.radius @ Y.radius
-        # Any slope is sound, zero too: what strays farther than its whole range (or overflowed) is only its range.
+        # Any slope is sound, zero too: an entry whose error exceeds its range (or overflowed) keeps only the range.
         sloped = (error <= box.radius) & error.isfinite()
         low = torch.where(sloped, -x_c @ y_c - error, box.lower)
         high = torch.where(sloped, -x_c @ y_c + error, box.upper)
@@ -128,7 +128,7 @@ class CrownOperators:
         """u less the mean of its row, by the weights of `row_weights`."""
         box = self.bounds(u)
         weights = row_weights(box, visible)
-        # An end without weight may be infinite.
+        # Ends of weight 0 may be infinite.
         ends = (torch.where(weights > 0, weights * end, 0.0) for end in (box.lower, box.upper))
         low, high = (end.sum(-1, keepdim=True) for end in ends)
 
@@ -144,9 +144,10 @@ class CrownOperators:
 
 
 def row_weights(box: Interval, visible: Tensor) -> Tensor:
-    """The softmax at the centre of scores: relative to this mean, the sum of a row's exponentials has slope 0 there.
+    """Weights for the mean of a row of scores: the softmax at their centre.
 
-    Any weights are sound; they are 0 where the centre is not known.
+    Relative to this mean, the sum of a row's exponentials has slope 0 there. Any weights are sound; they are 0
+    where the centre is not finite.
     """
     centre = torch.where(visible & box.centre.isfinite(), box.centre, -torch.inf)
     return centre.softmax(-1).nan_to_num(0.0)

@@ -1,4 +1,4 @@
-"""Interval propagation (ibp): every operator on intervals, nothing remembered of how values depend on each other."""
+"""Interval propagation (ibp): every operator acts on intervals, and how values depend on each other is lost."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Entries in another order or shape, whatever dimensions come before: `there` and `back`."""
+    """A change of the entries' order or shape, `there` and `back`, for any leading dimensions."""
 
     there: Callable[[Tensor], Tensor]
     back: Callable[[Tensor], Tensor]
@@ -38,10 +38,10 @@ FLAT = Arrangement(COLUMN.back, COLUMN.there)
 
 
 class Operators(Protocol[V]):
-    """What a method must say about its values. Shapes are those of one input: (S, d), (H, S, S), ..."""
+    """What a method must define for its values. Shapes are those of one input: (S, d), (H, S, S), ..."""
 
     def bounds(self, x: V) -> Interval:
-        """An interval of every entry."""
+        """An interval that holds every entry."""
 
     def arrange(self, x: V, how: Arrangement) -> V: ...
 
@@ -51,7 +51,7 @@ class Operators(Protocol[V]):
         """x @ weight + bias; `sizes` as in Interval.dense, for those who bound rounding."""
 
     def matmul(self, x: V, y: V, known: Interval | None = None) -> V:
-        """x @ y, of matrices in the last two dimensions; `known`, if given, holds the product, for other reasons."""
+        """x @ y, of matrices in the last two dimensions; `known`, if given, is known to hold the product."""
 
     def apply(self, f: Function, x: V) -> V:
         """f, entry by entry."""
@@ -61,12 +61,12 @@ class Operators(Protocol[V]):
 
 
 def block_output(ops: Operators[V], block: Node, x: V) -> V:
-    """(S, d) -> (S, d)."""
+    """The block's output for x: (S, d) -> (S, d)."""
     return BLOCKS[block.kind](ops, block, x)
 
 
 def attention(ops: Operators[V], block: Block[Attention], x: V) -> V:
-    """x and the block's branch: (S, d) -> (S, d)."""
+    """x plus the block's branch: (S, d) -> (S, d)."""
     of = block.branch
     q, k, v = projected(ops, block, normalised(ops, block.norm, x))
     p = softmax(ops, scores(ops, q, k), of)
@@ -75,7 +75,7 @@ def attention(ops: Operators[V], block: Block[Attention], x: V) -> V:
 
 
 def projected(ops: Operators[V], block: Block[Attention], n: V) -> tuple[V, V, V]:
-    """Queries (with the scale of the scores), keys and values, (H, S, e) each."""
+    """Queries (already times the scale of the scores), keys and values, (H, S, e) each."""
     of = block.branch
     heads = Arrangement(of.split_heads, of.join_heads)
     b_q = None if of.b_q is None else of.b_q * of.scale
@@ -89,7 +89,7 @@ def scores(ops: Operators[V], q: V, k: V) -> V:
 
 
 def mlp(ops: Operators[V], block: Block[Mlp], x: V) -> V:
-    """x and the block's branch: (S, d) -> (S, d)."""
+    """x plus the block's branch: (S, d) -> (S, d)."""
     of = block.branch
     hidden = scaled_dense(ops, normalised(ops, block.norm, x), block.norm, of.w_1, of.b_1)
     return ops.add(x, ops.dense(ops.apply(bounds_of(of.activation).function, hidden), of.w_2, of.b_2))
@@ -99,19 +99,21 @@ BLOCKS: Mapping[str, Callable[[Operators[Any], Any, Any], Any]] = {"attention": 
 
 
 def pooled(ops: Operators[V], head: Head, x: V, n_tokens: int) -> V:
-    """What the head's linear map reads, but for the final LayerNorm's scale and shift: (S, d) -> (1, d)."""
+    """What the head's linear map reads, without the final LayerNorm's scale and shift: (S, d) -> (1, d)."""
     n = ops.arrange(normalised(ops, head.layer_norm, x), TRANSPOSE)
     return ops.arrange(ops.dense(n, head.read_weights(n_tokens)[:, None], None), TRANSPOSE)
 
 
 def claim(ops: Operators[V], head: Head, pool: V, rows: Tensor, offset: Tensor, size: Tensor) -> V:
-    """Rows (K, d) and offset (K,), a claim's functionals, of what was pooled: (1, d) -> (1, K); `size` (K, d): the
-    rows'."""
+    """The claim's functionals, rows (K, d) and offset (K,), of what was pooled: (1, d) -> (1, K).
+
+    `size` (K, d) is what the rows' rounding is relative to.
+    """
     return scaled_dense(ops, pool, head.layer_norm, rows.T, offset, size.T, head.read)
 
 
 def normalised(ops: Operators[V], norm: Norm, x: V) -> V:
-    """The norm's output but for its scale and shift: (S, d) -> (S, d)."""
+    """The norm's output without its scale and shift: (S, d) -> (S, d)."""
     return NORMS[norm.kind](ops, norm, x)
 
 
@@ -141,16 +143,17 @@ def scaled_dense(
     size: Tensor | None = None,
     read: str | Tensor = "last",
 ) -> V:
-    """(gamma n + beta) @ weight + bias; `size`, if given, is what the weight is a sum of.
+    """(gamma n + beta) @ weight + bias; `size`, if given, is that of the terms that the weight is a sum of.
 
-    `read` (Head.read) is what n is: beta meets the sum of the tokens' weights, which is 1 unless they are given.
+    `read` (Head.read) says how n was pooled: beta is multiplied by the sum of the tokens' weights, which is 1 unless
+    they are given.
     """
     beta, bias = (
         x.new_zeros(k) if b is None else b
         for b, k, x in ((norm.beta, norm.width, weight), (bias, weight.shape[1], weight))
     )
     beta_size = beta.abs()
-    if isinstance(read, Tensor):  # a sum of more terms than n has features loses more
+    if isinstance(read, Tensor):  # a sum of more terms than n has features rounds more
         beta, beta_size = beta * read.sum(), beta_size * read.abs().sum() * max(1.0, len(read) / norm.width)
     bias_size = beta_size @ (weight.abs() if size is None else size) + bias.abs()
     weight_size = None if size is None else norm.gamma.abs()[:, None] * size
@@ -163,7 +166,7 @@ def softmax(ops: Operators[V], u: V, attention: Attention) -> V:
     u = ops.relative(u, visible)
     box = ops.bounds(u)
     low, high = (end.masked_fill(~visible, -math.inf).amax(-1, keepdim=True) for end in (box.lower, box.upper))
-    shift = (low + high) / 2  # so that neither the largest exp overflows soon, nor the smallest sum underflows
+    shift = (low + high) / 2  # keeps the largest exp from overflowing and the smallest sum from underflowing
     e = ops.apply(ShiftedExp(shift, visible), u)
     total = ops.dense(e, torch.ones_like(shift[0, :, :1]), None)
     return times(ops, e, ops.apply(RECIPROCAL, total), softmax_range(box, visible))

@@ -5,18 +5,18 @@ from __future__ import annotations
 from zonogpt.methods.plan import Plan, Sizes, rows_bytes
 from zonogpt.model.nodes import Shape
 
-FUNCTIONAL_BYTES = 1 << 28  # of CROWN's functionals that go back together
-COPIES = 8  # of the widest node, for each functional on its way back: what is held, and what is being made of it
+FUNCTIONAL_BYTES = 1 << 28  # for CROWN's functionals that are pulled back together
+COPIES = 8  # copies of the widest node for each functional that is pulled back: those held, and those being formed
 
 
 def plan_intervals(sizes: Sizes, item: int) -> Plan:
-    """The products' terms, (S, S, d) in four corners, and weights by sign."""
+    """Memory for the products' terms, (S, S, d) in four corners, and for weights split by sign."""
     S, d, f = sizes.n_tokens, sizes.width, sizes.hidden
     return Plan(None, None, None, item * (7 * S * S * d + 4 * d * max(f, d) + 10 * S * f) + rows_bytes(sizes, 5))
 
 
 def plan_zonotopes(sizes: Sizes, item: int) -> Plan:
-    """Symbols are counted operator by operator; each has a coefficient for every entry of every value alive."""
+    """Memory for symbols, counted operator by operator; each has a coefficient for every entry of every value alive."""
     S, d = sizes.n_tokens, sizes.width
     N, peak = sizes.n_inputs, 0
     for kind, shape in sizes.blocks:
@@ -28,7 +28,8 @@ def plan_zonotopes(sizes: Sizes, item: int) -> Plan:
 
 
 def _of_layer_norm(sizes: Sizes, N: int) -> tuple[int, int]:
-    """Squares, a root and a reciprocal for each token, and the products."""
+    """Symbols behind a LayerNorm, with N before it: squares, a root and a reciprocal for each token, and products; and
+    coefficients at its worst moment."""
     S, d = sizes.n_tokens, sizes.width
     N += 2 * S * (d + 1)
     return N, 5 * N * S * d
@@ -59,11 +60,11 @@ def functional_bytes(budget_bytes: int | None) -> int:
 
 
 def plan_graph(sizes: Sizes, item: int, budget_bytes: int | None, blocks: int) -> Plan:
-    """The functionals on their way back, at least one, and what the nodes of `blocks` blocks remember."""
+    """Memory for the functionals that are pulled back, at least one, and for what the nodes of `blocks` blocks keep."""
     S, d, f = sizes.n_tokens, sizes.width, sizes.hidden
     scores = sizes.n_heads * S * S
     widest = item * max(S * f, S * d, scores)
     nodes = item * blocks * (20 * S * d + 20 * scores + 8 * S * f)
     terms = plan_intervals(sizes, item).peak_bytes
     together = max(functional_bytes(budget_bytes), COPIES * widest)
-    return Plan(None, sizes.n_inputs, None, nodes + terms + 3 * together // 2)  # a half more than meant was seen
+    return Plan(None, sizes.n_inputs, None, nodes + terms + 3 * together // 2)  # half as much again was seen

@@ -1,4 +1,4 @@
-"""Dense zonotopes operator by operator (deepz): a symbol per entry for every nonlinear operator, none ever dropped."""
+"""Dense zonotopes operator by operator (deepz): every nonlinear operator adds a symbol per entry; none is dropped."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from zonogpt.transforms.functions import Function
 class DenseZonotope:
     """c + sum_j G_j eps_j. The first symbols are the input's, the others are errors: each in [-1, 1] on its own.
 
-    `box` holds the values too, and is often smaller than what c and G say: 1/t needs t > 0 to be known.
+    `box` holds the values too, and is often smaller than the box of c and G: 1/t needs to know that t > 0.
     """
 
     c: Tensor  # (shape)
-    G: Tensor  # (N, shape); symbols behind the N-th do not occur
+    G: Tensor  # (N, shape); symbols after the N-th do not occur
     box: Interval
 
 
 class ZonotopeOperators:
-    """Symbols are numbered over the whole run: what two values have in common is the symbols of one number."""
+    """Symbols are numbered over the whole run: two values share the symbols of the same numbers."""
 
     def __init__(self, n_inputs: int, p: float, tick: Callable[[], None]) -> None:
         self.n_inputs, self.p = n_inputs, p  # the input's symbols together are in the unit ball of the p-norm
@@ -80,12 +80,12 @@ class ZonotopeOperators:
     def _with_errors(
         self, c: Tensor, linear: Callable[[Tensor], None], error: Tensor, known: Interval
     ) -> DenseZonotope:
-        """c, the old symbols as `linear` writes them, and a new symbol for every entry whose error is not zero.
+        """A zonotope of c, the old symbols as `linear` writes them, and a new symbol for every entry with an error.
 
-        Memory: symbols so far times entries, and no second copy of them.
+        Memory: symbols so far times entries, without a second copy.
         """
         self.tick()
-        # Any slope is sound, zero too: what strays farther than its whole range (or overflowed) is only its range.
+        # Any slope is sound, zero too: an entry whose error exceeds its range (or overflowed) keeps only the range.
         sloped = error <= known.radius
         c, error = torch.where(sloped, c, known.centre), torch.where(sloped, error, known.radius)
         where = error.flatten().nonzero()[:, 0]
@@ -99,7 +99,7 @@ class ZonotopeOperators:
 
 
 def _plus(G: Tensor, H: Tensor) -> Tensor:
-    """Sum symbol by symbol; the shorter one has zeros behind its end."""
+    """The sum, symbol by symbol; the shorter one counts as zero after its end."""
     short, long = sorted((G, H), key=len)
     out = long.clone()
     out[: len(short)] += short
@@ -107,5 +107,5 @@ def _plus(G: Tensor, H: Tensor) -> Tensor:
 
 
 def _farthest(x: DenseZonotope) -> Tensor:
-    """The largest |value - c|."""
+    """The largest |value - c| over the box."""
     return torch.maximum(x.box.upper - x.c, x.c - x.box.lower)

@@ -143,7 +143,7 @@ def attend(
     padding: Tensor | None = None,
     arithmetic: Arithmetic = "real",
 ) -> tuple[EllipsoidalZonotope, AttentionStep]:
-    """Z' with A(x) in Z' at the queries, for x in the sources' set, same symbols; and the step for the adjoint.
+    """Z' with A(x) in Z' at the queries for x in the sources' set, with the same symbols; and the step for the adjoint.
 
     `padding` as in Attention.visible. With float32, every execution of A(x) is in Z'. Memory
     O(B (n m d + n d^2 + H n S (S + e))) and some `limit` bytes of tangents; products O(n m d^2 + n d^3 + n S d^2).
@@ -223,8 +223,8 @@ def _tangents_of(point: BranchPoint, source: Sources, symbols: slice) -> Tangent
 def _tangent_sums(
     point: BranchPoint, source: Sources, limit: int
 ) -> tuple[TangentSums, list[tuple[slice, Tangents | None]]]:
-    """Sums over all symbols, and chunk by chunk their tangents for a second use; None where they take too much memory
-    and are computed twice."""
+    """Sums over all symbols; and, chunk by chunk, their tangents for a second use, or None if they would take too much
+    memory and are to be computed again."""
     z = source.z
     keep = z.m * tangent_bytes(point, z.G.dtype) <= KEPT_CHUNKS * limit
     sums, kept = TangentSums(z.p, z.c.dtype), list[tuple[slice, Tangents | None]]()
@@ -237,7 +237,7 @@ def _tangent_sums(
 
 @dataclass(frozen=True)
 class Changes:
-    """How far queries, keys and values are from the centre's: coordinate by coordinate, and in length."""
+    """Bounds of how far queries, keys and values are from the centre's: coordinate by coordinate, and in length."""
 
     Q: Tensor  # (B, H, I, e)
     K: Tensor  # (B, H, S, e)
@@ -273,7 +273,7 @@ def softmax_cover(
 
     Without a slope that sum is sum_j p_j v'_j for a distribution p with p_j <= P_j + total_j, and
     (sum_j p_j l_j)^2 <= sum_j p_j l_j^2: probabilities add up to 1, however many keys may rise. `off` (B, H, I, S), if
-    given, is how far the certificate checker's values may be.
+    given, is how far from these, in length, the certificate checker's values may be.
     """
     choices = Choices() if choices is None else choices
     common = s.common[..., None, :] @ values  # one more direction, with coefficient xi
@@ -300,7 +300,7 @@ def value_products(
     """(B, H, I, e, e): contains sum_j dP_ij dV_j for dV_j in value_gram_j, over the moving keys j that query i sees.
 
     sum_j p_j v_j is in (sum_j p_j^2 / t_j) sum_j t_j Gram_j for any t > 0. The first factor is bounded key by key, or
-    for all keys together: the part of dP that is linear in the symbols by its Gram, the rest key by key.
+    for all keys together: by the Gram of the part of dP that is linear in the symbols, and key by key for the rest.
     """
     moving = slice(point.first, None)
     total, residual, P = s.total[..., moving], s.residual[..., moving], point.P[..., moving]

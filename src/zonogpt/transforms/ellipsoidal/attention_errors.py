@@ -1,6 +1,6 @@
-"""What the tokens' error ellipsoids do inside attention: to the scores, and to the output of every query.
+"""The effect of the tokens' error ellipsoids inside attention: on the scores, and on the output of every query.
 
-All of it is quadratic forms of Grams, of the sources' `merged` (sources.py). Axes as in attention_point.py.
+All of it is quadratic forms of the sources' Grams `merged` (sources.py). Axes as in attention_point.py.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class ErrorScores:
 
 
 def error_scores(asked: AskedErrors, choices: Choices | None = None) -> ErrorScores:
-    """A source s != i moves only its own key: score s by u, the others by -P_is u. Query i's own token moves all."""
+    """The bounds of ErrorScores. A source s != i moves only its own key, by u: the centred score s by (1 - P_is) u, the
+    others by -P_is u. Query i's own token moves all."""
     point, P, hidden = asked.point, asked.point.P, asked.point.hidden
     choices = Choices() if choices is None else choices
     moved_key = torch.zeros_like(P)  # square of the extent of Q_i . K_dot_s / sqrt(e)
@@ -76,7 +77,8 @@ def error_scores(asked: AskedErrors, choices: Choices | None = None) -> ErrorSco
 
 
 def _scores_by_others(point: BranchPoint, cross: Tensor, note: Note) -> tuple[Tensor, Tensor]:
-    """By other tokens' keys, whose scores alone move by sqrt(cross): bounds (B, H, I, S) and a Gram (B, H, I, S, S)."""
+    """The change by other tokens: each moves the score of its own key only, by at most sqrt(cross). Bounds (B, H, I, S)
+    and a Gram (B, H, I, S, S)."""
     P, keys = point.P, point.P.shape[-1]
     u = cross.sqrt()
     mean = (P * u).sum(-1, keepdim=True)
@@ -90,8 +92,9 @@ def _scores_by_others(point: BranchPoint, cross: Tensor, note: Note) -> tuple[Te
 
 
 def _scores_by_own(asked: AskedErrors, own_key: Tensor) -> Tensor:
-    """By the query's own token, (B, H, I, S, S): a_j = (K_j - Kbar) / sqrt(e) meets the query's change,
-    (delta_ij - P_ii) Q_i / sqrt(e) the key's. `own_key` (B, H, I) is the square of the latter's extent."""
+    """(B, H, I, S, S): a Gram of the change by the query's own token. Its query's change is multiplied by
+    a_j = (K_j - Kbar) / sqrt(e), its key's change by (delta_ij - P_ii) Q_i / sqrt(e). `own_key` (B, H, I) is the square
+    of the extent of Q_i . K_dot_i / sqrt(e)."""
     point = asked.point
     P, own, attention = point.P, point.own, point.attention
     a = (point.K[:, :, None] - (P @ point.K)[:, :, :, None]) * attention.scale  # (B, H, I, S, e)
@@ -126,11 +129,11 @@ class ImageWeights:
 
 @dataclass(frozen=True)
 class ScoreImages:
-    """What scores that move do to the heads' outputs: a centred change u of a row adds sum_j P_j u_j values_j."""
+    """The images of score changes in the heads' outputs: a centred change u of a row adds sum_j P_j u_j values_j."""
 
     values: Tensor  # (B, H, I, S, e)
     key: Tensor  # as in ErrorScores
-    off: Tensor | None = None  # (B, H, I, S): how far the checker's values may be, in length; None: no certificate
+    off: Tensor | None = None  # (B, H, I, S): how far from these, in length, the checker's may be; None: no certificate
 
 
 def error_images(
@@ -188,7 +191,7 @@ def _crossed(asked: AskedErrors, scores: ScoreImages, metric: Tensor, queries: s
     Q, P = point.Q[:, :, queries], point.P[:, :, queries, first:]  # (B, H, i, e), (B, H, i, n)
     b = scores.values[:, :, queries, first:] * (P * point.attention.scale)[..., None]  # (B, H, i, n, e)
     other = others(point)[:, queries]  # (B, i, n)
-    # Any weights are sound; these are the images' sizes up to the triangle inequality and W_o's correlations.
+    # Any weights are sound. These are the images' sizes, but for the triangle inequality and correlations in W_o.
     length_b = torch.linalg.vector_norm(b, dim=-1)
     off_b = None if scores.off is None else scores.off[:, :, queries, first:] * (P * point.attention.scale)
     by_score = (length_b if off_b is None else length_b + off_b) * scores.key[:, :, queries] / point.attention.scale

@@ -31,7 +31,7 @@ class BranchPoint:
     log_P: Tensor  # (B, H, I, S)
     P: Tensor
     O: Tensor  # noqa: E741  (B, H, I, e): P V
-    doubt: Tensor  # (B, H, I): P is exp(log_P), normalised, up to this part of it
+    doubt: Tensor  # (B, H, I): P as computed is the normalised exp(log_P), up to this share of it
 
     @property
     def first(self) -> int:
@@ -44,7 +44,7 @@ class BranchPoint:
 
     @property
     def hidden(self) -> Tensor:
-        """(B, H, I, S): keys that the mask takes away, the same of every head."""
+        """(B, H, I, S) booleans: the mask hides the key from the query; the same in every head."""
         return self.log_P == -math.inf
 
     @property
@@ -58,19 +58,19 @@ class BranchPoint:
         return self.queries.own(self.P.shape[-1], self.P.device)
 
     def values(self) -> Tensor:
-        """v'_ij = V_j - O_i, (B, H, I, S, e): an order I S d array."""
+        """(B, H, I, S, e): v'_ij = V_j - O_i. Memory O(B I S d)."""
         return self.V[:, :, None] - self.O[:, :, :, None]
 
 
 def branch_point(source: Sources, queries: Queries, padding: Tensor | None = None) -> BranchPoint:
-    """`padding` as in Attention.visible."""
+    """The branch at the sources' centre, for these queries; `padding` as in Attention.visible."""
     attention, K, V, S = source.attention, source.K, source.V, source.n_tokens
     Q = attention.split_heads(dense(queries.of_moving(source.norm.centre, 1), attention.w_q, attention.b_q))
     scores = (Q @ K.mT) * attention.scale
     require_finite("attention scores", Q, K, V, scores)
     masked = ~queries.of_all(attention.visible(S, padding), -2)
     log_P = scores.masked_fill(masked, -math.inf).log_softmax(-1)
-    require_finite("attention scores", log_P.masked_fill(masked, 0.0))  # -inf is to mean "masked" and nothing else
+    require_finite("attention scores", log_P.masked_fill(masked, 0.0))  # -inf must mean "masked" only
     P = log_P.exp()
     return BranchPoint(attention, queries, Q, K, V, log_P, P, P @ V, doubt_of(P))
 
@@ -89,7 +89,7 @@ class Tangents:
 
 
 def tangents(point: BranchPoint, n_dot: Tensor) -> Tangents:
-    """For tangents n_dot (B, n, m, d) of LayerNorm's output."""
+    """The tangents that n_dot (B, n, m, d), tangents of LayerNorm's output, make in the branch."""
     attention = point.attention
     K, V = (_by_head(n_dot, w, attention.n_heads) for w in (attention.w_k, attention.w_v))
     Q = _by_head(point.queries.of_moving(n_dot, 1), attention.w_q, attention.n_heads)
@@ -106,7 +106,7 @@ def _by_head(n_dot: Tensor, weight: Tensor, n_heads: int) -> Tensor:
 
 
 def branch_images(point: BranchPoint, t: Tangents, score_values: Tensor) -> Tensor:
-    """The tangents behind the branch, (B, I, m, d), when a centred score change u adds sum_j P_j u_j score_values_j."""
+    """(B, I, m, d): the tangents' images in the branch's output; a score change u adds sum_j P_j u_j score_values_j."""
     dtype = t.W.dtype
     heads = t.W @ (point.P[..., None] * score_values).to(dtype)
     heads += torch.einsum("bhij,bhjme->bhime", point.P[..., point.first :].to(dtype), t.V)
@@ -114,7 +114,7 @@ def branch_images(point: BranchPoint, t: Tangents, score_values: Tensor) -> Tens
 
 
 class TangentSums:
-    """What all symbols together do to queries, keys, values and centred scores."""
+    """Sums over all symbols of the tangents of queries, keys, values and centred scores."""
 
     def __init__(self, p: float, dtype: torch.dtype) -> None:
         self.Q, self.K, self.V, self.W = (SymbolSums(p, dtype) for _ in range(4))

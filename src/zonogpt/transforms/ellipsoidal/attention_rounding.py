@@ -1,4 +1,4 @@
-"""What an attention block over an ellipsoidal zonotope rounds off. The formulas themselves: attention.py beside this.
+"""The rounding of an attention block over an ellipsoidal zonotope; its formulas are in attention.py beside this.
 
 Derivations: docs/math.md, Lemma 13.8. Axes as in attention_point.py.
 """
@@ -30,8 +30,8 @@ class Linearised:
 
 @dataclass(frozen=True)
 class CheckerSlack:
-    """How far what the certificate checker computes may be from what is computed here, by rounding on either side:
-    numbers at the centre, and all symbols' tangents together. None: no certificate is written."""
+    """How far the certificate checker's numbers may be from those computed here, because both round: numbers at the
+    centre, and all symbols' tangents together. None: no certificate is written."""
 
     values: Tensor | None = None  # (B, H, I, S): the length of V_j - O_i
     score_tangents: Tensor | None = None  # (B, H, I, S)
@@ -41,10 +41,10 @@ class CheckerSlack:
 def checker_slack(point: BranchPoint, norm: NormStep, r: AttentionRounding) -> CheckerSlack:
     (S, e), P, wide = point.K.shape[-2:], point.P, point.P.dtype
     d = point.attention.longest
-    lost = norm.rounding @ point.attention.w_v.abs()  # what LayerNorm's output at the centre may be off by
+    lost = norm.rounding @ point.attention.w_v.abs()  # how far LayerNorm's output at the centre may be off
     V = r.V + point.attention.split_heads(lost)
     size = gamma(S + 4, wide) * point.V.abs() + V
-    # O = P V: with P off by twice what the scores are off by, relatively.
+    # O = P V, where P is off, relatively, by twice what the scores are off by.
     moved = (P * r.scores) @ point.V.abs()
     centre = P @ size + 2 * moved + point.doubt[..., None] * (P @ point.V.abs())
     mean = (P * r.U_moving).sum(-1, keepdim=True)
@@ -56,7 +56,7 @@ def checker_slack(point: BranchPoint, norm: NormStep, r: AttentionRounding) -> C
 
 
 def checker_score_values(point: BranchPoint, s: SoftmaxStep, values: Tensor, off: Tensor) -> Tensor:
-    """(B, H, I, S): how far the checker's slope_j v'_j, centred, may be, in length; `off` is that of its v'_j."""
+    """(B, H, I, S): how far from ours, in length, the checker's centred slope_j v'_j may be; `off`: its v'_j."""
     bent = s.slope.abs() * (off + gamma(point.P.shape[-1] + 16, off.dtype) * length(values))
     return up(bent + (point.P * bent).sum(-1, keepdim=True), point.P.shape[-1])
 
@@ -71,10 +71,10 @@ def branch_rounding(
 ) -> Tensor:
     """(B, I, d): what the block's output is off by; `dtype` is the type that the linear part is computed in."""
     P, slope, S = point.P, s.slope.abs(), point.P.shape[-1]
-    # All that v'_j = V_j - O is multiplied with, P for the centre's own output and for rows without a slope.
+    # Everything that multiplies v'_j = V_j - O; P is there for the centre's own output and for rows without a slope.
     coefficients = P * (1 + slope * at.scores) + s.shift.abs() + s.common.abs() + s.error + s.scores + s.total
     heads = head_rounding(point, r, coefficients, s.total, dtype)
-    # The slopes' mean value is taken off score_values, which is free for scores whose mean is exactly zero.
+    # The mean of score_values is subtracted from them, which changes nothing for scores whose mean is exactly zero.
     mean = (P * (r.U_moving + at.scores)).sum(-1, keepdim=True)
     mean_value = (P * slope) @ point.V.abs() + (P * slope).sum(-1, keepdim=True) * point.O.abs()
     heads = heads + up(
@@ -89,8 +89,8 @@ def branch_rounding(
 def execution_error(
     point: BranchPoint, source: Sources, r: AttentionRounding, s: SoftmaxStep, executed: Tensor, skip: Skip
 ) -> Tensor:
-    """(B, I, d): what an execution of the block in float32 may be off by, over the whole set; `executed` (B, n, d) is
-    what one of LayerNorm is off by at the moving tokens."""
+    """(B, I, d): how far an execution of the block in float32 may be off, over the whole set; `executed` (B, n, d) is
+    the same for LayerNorm, at the moving tokens."""
     prefix, first = source.prefix, point.first
     K, V = (
         up(torch.cat([x[..., :first, :] + known, x[..., first:, :] + moving], dim=-2))

@@ -5,12 +5,12 @@ With z0 the centred centre, D the centred deviation, a = tau + |z0 + D|^2 / d, r
     LN(x) = LN(c) + J (x - c) + gamma * ( (z0 + D) e_rho - k (z0 . D) D ),        e_rho in [-A, B]
           = LN(c) + J (x - c) + gamma * ( z0 e_rho + D d_rho ),                   |d_rho| <= delta
 
-with e_rho and d_rho *scalars* per token. The middle of e_rho's interval moves the centre. Two linear forms of one
-ellipsoid multiply to at most half of what their maxima do, around a centre that moves too. Where all this is larger
-than LayerNorm's own range (|xhat| < sqrt(d)), the slope is dropped and the range is all that is said.
+with e_rho and d_rho *scalars* per token. The middle of e_rho's interval moves the centre. The product of two linear
+forms of one ellipsoid is at most half the product of their maxima, around a centre that moves too. Where all this is
+larger than LayerNorm's own range (|xhat| < sqrt(d)), the slope is dropped and only the range is used.
 
-z0, rho(a0) and k stand for the numbers that were computed, and J for the map that they define: their rounding error is
-part of the step's error. Derivations: docs/math.md, section 8 and Lemma 13.7.
+z0, rho(a0) and k stand for the computed numbers, and J for the map that they define: their rounding error is part of
+the step's error. Derivations: docs/math.md, section 8 and Lemma 13.7.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class LayerNormStep:
     bend: Tensor  # (B, n, d): what the product's centre adds to x_hat
     ball: Tensor  # (B, n): |(LN(x) - beta) / gamma|_2 <= ball
     rounding: Tensor  # (B, n, d)
-    size: Tensor  # (B, n): at least the length of e / gamma, and of every term that it is the sum of
+    size: Tensor  # (B, n): bounds the length of e / gamma, and of each of its terms
     reach: Tensor  # (B, n, d): |LN(x) - centre| <= reach
     error_gram: Tensor  # (B, n, d, d)
     choices: Choices = dataclasses.field(default_factory=Choices)
@@ -89,7 +89,7 @@ class LayerNormStep:
     def jacobian_gram(self, Q: Tensor) -> Tensor:
         """J Q J^T and its rounding, (B, n, d, d)."""
         out = symmetrised(self.jacobian(self.jacobian(Q).mT))
-        size = 9 * self.norm.gamma.square().sum() * self.sloped / self.a0  # at least |J|_F^2, of each of its parts
+        size = 9 * self.norm.gamma.square().sum() * self.sloped / self.a0  # at least |J|_F^2, also of each part of J
         return widened(out, image_rounding(Q, size))
 
     def with_skip(self, A: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class LayerNormStep:
         return through
 
     def at(self, queries: Queries) -> LayerNormStep:
-        """The step at some tokens, as far as the Jacobian is concerned."""
+        """The step at the queries' tokens; only its Jacobian is cut to them."""
         sloped, a0, z0 = (queries.of_moving(x, 1) for x in (self.sloped, self.a0, self.z0))
         return dataclasses.replace(self, sloped=sloped, a0=a0, z0=z0)
 
@@ -120,7 +120,7 @@ class LayerNormStep:
         return norm_error(self.norm, centred, up(self.z.c.abs() + radius), rho)
 
     def for_the_tape(self) -> LayerNormStep:
-        """Without the error's Gram: the backward pass meets the error itself, and the Gram is as large as Q."""
+        """The step without the error's Gram: the backward pass uses the error itself, and the Gram is as large as Q."""
         return dataclasses.replace(self, error_gram=self.error_gram[..., :0, :0].clone())
 
     @property
@@ -135,11 +135,11 @@ class LayerNormStep:
     def _times(self, gamma: Tensor, v: Tensor) -> Tensor:
         """gamma (rho (v - mean v) - rho^3 / d (z0 . v) z0).
 
-        Both corrections are one product of inner length 2: v, the largest array there is, is read few times. z0 is
-        mean-free, so z0 . v needs no centring.
+        Both corrections are one product of inner length 2, so that v, the largest array here, is read only a few times.
+        z0 is mean-free, so z0 . v needs no centring.
         """
         d = v.shape[-1]
-        rho, unit = self._rho, self.z0 * self.a0.rsqrt()[..., None]  # of size one, which no short type overflows
+        rho, unit = self._rho, self.z0 * self.a0.rsqrt()[..., None]  # of size one: it overflows in no short type
         seen = v @ torch.stack([torch.full_like(unit, 1 / d), unit / d], dim=-1).to(v.dtype)  # (B, n, k, 2)
         taken = torch.stack([gamma * rho, gamma * rho * unit], dim=-2).to(v.dtype)  # (B, n, 2, d)
         out = (v * taken[..., :1, :]).flatten(0, 1)
@@ -148,7 +148,7 @@ class LayerNormStep:
     def pull(self, functionals: Tensor, limit: int) -> tuple[Tensor, Tensor]:
         """Functionals of LayerNorm's output (B, K, n, d) as functionals of its input, and the error's part (B, K).
 
-        For each functional and token the better of two enclosures of LN(x) - centre: slope and error, or the range.
+        Each functional takes, at each token, the better enclosure of LN(x) - centre: slope and error, or the range.
         """
         raw, error, linear, range_ = self._enclosures(functionals, limit)
         flat = ~self.sloped[..., None] | ~(error + linear < range_)  # (B, n, K)
@@ -157,7 +157,7 @@ class LayerNormStep:
         return before.transpose(1, 2), _sum_up(torch.where(flat, range_, error))
 
     def loss(self, functionals: Tensor, limit: int) -> Tensor:
-        """(B, K): the most that functionals (B, K, n, d) can fall below their value at the centre; no going back."""
+        """(B, K): the most that functionals (B, K, n, d) can fall below their value at the centre, without pull."""
         _, error, linear, range_ = self._enclosures(functionals, limit)
         return _sum_up(torch.where(self.sloped[..., None], torch.fmin(error + linear, range_), range_))
 
@@ -175,7 +175,7 @@ class LayerNormStep:
     def _losses(self, raw: Tensor, w: Tensor, tokens: slice) -> tuple[Tensor, Tensor]:
         """(B, n, K) each: the most that -w . e can be with the slope, and the most that the slope's own part can be.
 
-        `w` is `raw` without its mean, which the deviation does not see; z0 and the bend are mean-free but for rounding.
+        `w` is `raw` less its mean, which the deviation does not see; z0 and the bend are mean-free only up to rounding.
         """
         raw, w = raw[:, tokens], w[:, tokens]
         z0, a0, Q = self.z0[:, tokens], self.a0[:, tokens], self.z.Q[:, tokens]
@@ -198,7 +198,8 @@ class LayerNormStep:
 
 @dataclass(frozen=True)
 class _Form:
-    """Linear forms of the deviation: their values on the symbols (..., K, m) and in the ellipsoid's square (..., K)."""
+    """Linear forms of the deviation: their values on the symbols (..., K, m), and the squares (..., K) of their extents
+    in the ellipsoid."""
 
     symbols: Tensor
     square: Tensor
@@ -215,16 +216,16 @@ class _Form:
 
 
 def _sum_up(x: Tensor) -> Tensor:
-    """At least the sum over the tokens (B, n, K) -> (B, K), of numbers of either sign."""
+    """(B, n, K) -> (B, K): at least the sum over the tokens, for numbers of either sign."""
     return x.sum(1) + gamma(x.shape[1] + 2, x.dtype) * x.abs().sum(1)
 
 
 def layernorm_step(norm: Norm, z: EllipsoidalZonotope, limit: int) -> LayerNormStep:
-    """The contract of LayerNormStep over z. Memory O(B n d^2) and `limit` bytes of centred tangents."""
+    """The step over z, with the contract of LayerNormStep. Memory O(B n d^2) and `limit` bytes of centred tangents."""
     d, wide, choices = z.c.shape[-1], z.c.dtype, Choices()
     at = norm_point(norm, z.c)
     z0, a0, rho, k = at.z0, at.a0, at.rho, at.k
-    # D is the centred deviation and what z0 misses; everything below is about |z0 . D| and |D|, symbols and ellipsoid.
+    # D is the centred deviation and what z0 misses; below, |z0 . D| and |D| are over symbols and ellipsoid together.
     along, spread = _centred_sums(norm, z, z0, limit)
     centring = centring_rounding(norm, at, z)
     Q = centred_gram(norm, z.Q)
@@ -247,7 +248,7 @@ def layernorm_step(norm: Norm, z: EllipsoidalZonotope, limit: int) -> LayerNormS
     floor = torch.full_like(reach, math.sqrt(norm.tau))
     ball = up(reach / torch.hypot(floor, reach / math.sqrt(d)), 12)  # no square that could overflow
     t_line, t_copy = at.size * half, trace(Q_D).sqrt() * factor
-    # Any slope is sound, zero too: where it leaves the smaller error there is nothing to gain from the Jacobian.
+    # Any slope is sound, zero too: where zero leaves the smaller error, there is nothing to gain from the Jacobian.
     sloped = t_line + t_copy < ball * norm.largest  # NaN or inf: not sloped
     x_hat = torch.where(sloped[..., None], z0 * (rho + shift)[..., None] + bend, torch.zeros_like(z0))
 
@@ -283,7 +284,7 @@ def layernorm_step(norm: Norm, z: EllipsoidalZonotope, limit: int) -> LayerNormS
 
 
 def _centred_sums(norm: Norm, z: EllipsoidalZonotope, z0: Tensor, limit: int) -> tuple[SymbolSums, SymbolSums]:
-    """Over the symbols: of z0 . (centred tangents), and of the centred tangents themselves."""
+    """Sums over the symbols: of z0 . (centred tangents), and of the centred tangents themselves."""
     along, spread = SymbolSums(z.p, z.c.dtype, with_cover=False), SymbolSums(z.p, z.c.dtype, with_radius=False)
     for part in chunks(z.m, 3 * z.c.numel() * z.c.element_size(), stream_limit(limit, z.c.device)):
         T = norm.centre(z.G[:, :, part])
@@ -306,7 +307,7 @@ class ErrorParts:
 
 
 def _error_gram(scale: Tensor, Q_D: Tensor, parts: ErrorParts, box: Tensor, note: Note = unnoted) -> Tensor:
-    """The Minkowski sum of the error's parts, times `scale`; and of `box` behind that. Q_D is lost."""
+    """A Gram of the Minkowski sum of the error's parts, times `scale`, and of `box`, not scaled. Q_D is lost."""
     z0, ball, sloped = parts.z0, parts.ball, parts.sloped
     d, none = z0.shape[-1], torch.zeros_like(ball)
     boxed = up(box.sum(-1), d)
@@ -324,13 +325,13 @@ def _error_gram(scale: Tensor, Q_D: Tensor, parts: ErrorParts, box: Tensor, note
     out = Q_D.mul_(copy[..., None, None])
     out.view(-1, d, d).baddbmm_(left.flatten(0, 1), torch.stack([line, ones], dim=-2).flatten(0, 1))
     out.diagonal(dim1=-2, dim2=-1).add_(sphere[..., None])
-    out = rounded_out(out).mul_(scale[:, None] * scale)  # before scaling: there it is relative to all of the trace
+    out = rounded_out(out).mul_(scale[:, None] * scale)  # before scaling: rounding is relative to that trace
     out.diagonal(dim1=-2, dim2=-1).add_(up(box * (factors[2] * boxed)[..., None]))
     return widened(out, up(gamma(4, out.dtype) * trace(out)))
 
 
 def centred_gram(norm: Norm, Q: Tensor) -> Tensor:
-    """`norm.centre_gram`, and its rounding."""
+    """`norm.centre_gram` of Q, widened by its rounding."""
     return widened(symmetrised(norm.centre_gram(Q)), image_rounding(Q, Q.new_ones(())))
 
 

@@ -1,4 +1,4 @@
-"""What LayerNorm over an ellipsoidal zonotope rounds off. The formulas themselves: layernorm.py beside this.
+"""The rounding of LayerNorm over an ellipsoidal zonotope; its formulas are in layernorm.py beside this.
 
 Derivations: docs/math.md, Lemma 13.7. Letters as in layernorm.py.
 """
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CentringRounding:
-    """Rounding of the deviation D: what z0 misses, and what centring the tangents, or z0 times them, rounds."""
+    """Rounding of the deviation D: the error of z0, and that of centring the tangents and of z0 times them."""
 
     dot: Tensor  # (B, n): of |z0 . D|
     box: Tensor  # (B, n, d): of D
-    checker: Tensor | None  # (B, n, d): how far the checker's centred tangents may be; None: no certificate
+    checker: Tensor | None  # (B, n, d): how far the checker's centred tangents may be from ours; None: no certificate
 
 
 def centring_rounding(norm: Norm, at: NormPoint, z: EllipsoidalZonotope) -> CentringRounding:
@@ -57,7 +57,7 @@ def output_rounding(
     weight = norm.gamma.abs() * sloped[..., None]
     bending = gamma(d + 8, wide) * k * of_D * (of_D * z0).sum(-1, keepdim=True)
     forming = gamma(8, wide) * (z0 * (at.rho + scalars.shift.abs())[..., None] + scalars.bend.abs())
-    scaling = at.missing * scalars.delta[..., None]  # of D, what z0 misses is not in the adjoint's forms
+    scaling = at.missing * scalars.delta[..., None]  # the adjoint's forms lack the part of D that z0 misses
     slack = weight * (at.slack(z.radius) + bending + forming + scaling) + gamma(4, wide) * size_of(norm.beta)
     image = weight * at.image(z.radius)
     return up(up(slack, 2 * d) + gamma(2 * d + 24, dtype) * image + z.m * d * torch.finfo(dtype).tiny)
@@ -65,7 +65,7 @@ def output_rounding(
 
 @dataclass(frozen=True)
 class EnclosureRounding:
-    """What the backward pass's enclosures round, (B, n, K) each."""
+    """Rounding of the backward pass's enclosures, (B, n, K) each."""
 
     error: Tensor
     linear: Tensor
@@ -73,7 +73,7 @@ class EnclosureRounding:
 
 
 def enclosure_rounding(step: LayerNormStep, functionals: Tensor, raw: Tensor) -> EnclosureRounding:
-    """Relative to what the enclosures' sums are formed from. `raw` (B, n, K, d) is the functionals times gamma."""
+    """Rounding relative to the sizes of the enclosures' summands. `raw` (B, n, K, d) is the functionals times gamma."""
     d, wide, narrow = raw.shape[-1], raw.dtype, step.z.G.dtype
     rounded = torch.einsum("bknd,bnd->bnk", functionals.abs(), step.rounding)
     lost = gamma(6 * d + step.z.m + 32, narrow) * length(raw)

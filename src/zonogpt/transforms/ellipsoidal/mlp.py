@@ -1,10 +1,10 @@
-"""The MLP block over an ellipsoidal zonotope: LayerNorm, a strip around the activation, and the skip joined to the same
+"""The MLP block over an ellipsoidal zonotope: LayerNorm, a strip around the activation, and the skip with the same
 symbols.
 
     M(x) = x + W_2 (slope (W_1 n + b_1) + mid + half eps_g) + b_2,    n = LayerNorm's output
 
-The activation's half-widths are a true box over the hidden units; it is covered only behind W_2, and in the adjoint
-never.
+The activation's half-widths are a box over the hidden units. The forward pass covers it with an ellipsoid, but only
+behind W_2; the adjoint never does.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ class MlpStep:
 def mlp_step(
     block: Block[Mlp], z: EllipsoidalZonotope, limit: int, arithmetic: Arithmetic = "real"
 ) -> tuple[EllipsoidalZonotope, MlpStep]:
-    """Z' with M(x) in Z' for x in z, same symbols, and the step for the adjoint; with float32, every execution of M(x).
+    """Z' with M(x) in Z' for x in z, with the same symbols; and the step for the adjoint.
+
+    With float32, every execution of M(x) is in Z'.
 
     Memory O(B (n m d + n d f)) and `limit` bytes of hidden tangents; products O(n m d f + n d^2 f).
     """

@@ -1,6 +1,6 @@
-"""What an MLP block over an ellipsoidal zonotope rounds off. The formulas themselves: mlp.py beside this.
+"""The rounding of an MLP block over an ellipsoidal zonotope; its formulas are in mlp.py beside this.
 
-Rounding is relative to the sizes of what is added up. Derivations: docs/math.md, Lemma 13.6.
+Rounding is relative to the sizes of the summands. Derivations: docs/math.md, Lemma 13.6.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from zonogpt.transforms.execution import mlp_error
 
 @dataclass(frozen=True)
 class HiddenRounding:
-    """What the input of the hidden units rounds, (B, n, f)."""
+    """Rounding of the hidden units' input, (B, n, f)."""
 
-    off: Tensor  # what the centre is off by
-    moving: Tensor  # how far it moves, in sizes: what the rounding of tangents is relative to
+    off: Tensor  # how far the centre is off
+    moving: Tensor  # |W_1||LN(x) - norm.centre|: the rounding of tangents is relative to it
     narrow: torch.dtype  # of the tangents
     symbols: int
 
     def all_told(self, centre: Tensor, d: int) -> Tensor:
-        """What a bound of |t - centre| misses, tangents included."""
+        """The rounding to add to a bound of |t - centre|, that of tangents included."""
         rounded = self.off + gamma(d + 4, self.narrow) * self.moving + gamma(2, centre.dtype) * centre.abs()
         return rounded + self.underflow(d)
 
     def underflow(self, d: int) -> float:
-        """What tangents may lose to underflow."""
+        """What all tangents together may lose to underflow."""
         return self.symbols * d * torch.finfo(self.narrow).tiny
 
 
@@ -45,7 +45,7 @@ def hidden_rounding(mlp: Mlp, norm: NormStep, z: EllipsoidalZonotope) -> HiddenR
 
 @dataclass(frozen=True)
 class StripSizes:
-    """The line slope t + mid +- half that stands for the activation: its value at the centre, its parts, (B, n, f)."""
+    """The strip slope t + mid +- half around the activation: its value at the centre, and its parts, (B, n, f)."""
 
     value: Tensor
     slope: Tensor
@@ -65,12 +65,12 @@ def output_rounding(mlp: Mlp, z: EllipsoidalZonotope, hidden: HiddenRounding, st
 
 
 def executed(mlp: Mlp, z: EllipsoidalZonotope, norm: NormStep, hidden: Tensor) -> Tensor:
-    """(B, n, d): what an execution in float32 may be off by; `hidden` bounds the activation's input."""
+    """(B, n, d): how far an execution in float32 may be off; `hidden` bounds the activation's input."""
     return mlp_error(mlp, hidden, norm.output_size, norm.execution_error(), up(z.c.abs() + z.radius))
 
 
 def rounding_of_tangents(rounding: Tensor, z: EllipsoidalZonotope, chain: Tensor, hidden: HiddenRounding) -> Tensor:
-    """`rounding`, and what the symbols' own type rounds in their product with `chain` (B, n, d, d)."""
+    """`rounding` plus that of the symbols' product with `chain` (B, n, d, d), in their own type."""
     if z.G.dtype == z.c.dtype:
         return rounding
     d = z.c.shape[-1]

@@ -17,7 +17,7 @@ from zonogpt.transforms.queries import Queries
 class NormStep(Protocol):
     """For every x in z:  norm(x) = centre + J (x - c) + e + s,  |s| <= rounding,  e + s in E(error_gram).
 
-    `rounding` also bounds what applying J in floating point takes away.
+    `rounding` also bounds what applying J in floating point rounds off.
     """
 
     @property
@@ -48,19 +48,19 @@ class NormStep(Protocol):
         """The matrix (B, n, d, d) of v -> v + (J v) @ A, for A (B, n, d, d)."""
 
     def at(self, queries: Queries) -> NormStep:
-        """The step at some tokens, as far as J is concerned."""
+        """The step at the queries' tokens; only J needs to be cut to them."""
 
     def execution_error(self) -> Tensor:
         """(B, n, d): what an execution of the norm in float32 may be off by, over the whole set."""
 
     def for_the_tape(self) -> NormStep:
-        """What the backward pass needs: no Gram of the error."""
+        """The step without the Gram of its error, which the backward pass does not need."""
 
     def pull(self, functionals: Tensor, limit: int) -> tuple[Tensor, Tensor]:
         """Functionals (B, K, n, d) of the output as functionals of the input, and what the error takes (B, K)."""
 
     def loss(self, functionals: Tensor, limit: int) -> Tensor:
-        """(B, K): the most that functionals (B, K, n, d) can fall below their value at the centre; no going back."""
+        """(B, K): the most that functionals (B, K, n, d) can fall below their value at the centre, without pull."""
 
 
 NORMS: Mapping[str, Callable[[Norm, EllipsoidalZonotope, int], NormStep]] = {"LayerNorm": layernorm_step}

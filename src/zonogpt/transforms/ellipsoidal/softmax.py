@@ -1,4 +1,4 @@
-"""Softmax rows whose scores move, and the weighted sum of values behind them: an exact formula, then best slopes.
+"""Softmax rows whose scores move, and the sums of values that they weigh: an exact formula, then best slopes.
 
 For one head and query let P = softmax(U), delta the change of the scores minus its P-mean (softmax does not see the
 mean), y = sum_j P_j v_j, v'_j = v_j - y, psi(t) = e^t - 1 - t and Z = sum_j P_j e^delta_j = 1 + sum_j P_j psi(delta_j).
@@ -29,8 +29,8 @@ class SoftmaxStep:
 
     for every v, with |xi|, |xi_j| <= 1, where delta is the part of the centred score change that is linear in the
     domain's symbols. Also |p_j - P_j| <= total_j and |p_j - P_j - P_j delta_j| <= residual_j. In rows that are not
-    `sloped`, and of keys whose P is no normal number, slope, shift, common and scores are 0: the range leaves a smaller
-    error.
+    `sloped`, and at keys whose P is below the smallest normal number, slope, shift, common and scores are 0: the range
+    leaves a smaller error.
     """
 
     sloped: Tensor  # (B, H, I) booleans
@@ -38,7 +38,7 @@ class SoftmaxStep:
     shift: Tensor
     common: Tensor
     error: Tensor
-    scores: Tensor  # the part of the error that products of score changes make
+    scores: Tensor  # the part of the error that comes from products of score changes
     total: Tensor
     residual: Tensor
     W: Tensor  # bounds the centred score change, all of it
@@ -48,7 +48,7 @@ class SoftmaxStep:
 def softmax_step(
     log_P: Tensor, linear: Tensor, R_U: Tensor, score_gram: Tensor, length: Tensor, doubt: Tensor
 ) -> SoftmaxStep:
-    """The contract of SoftmaxStep, for the row P that `log_P` makes when it is normalised.
+    """The step, with the contract of SoftmaxStep, for the row P that is exp(log_P), normalised.
 
     `linear` bounds the centred score change that is linear in the symbols, key by key, `score_gram` (B, H, I, S, S)
     covers it for all keys together, `R_U` bounds the products of changes and all rounding of scores (not centred).
@@ -56,8 +56,8 @@ def softmax_step(
     and common the contract holds with what was computed, so that the error is that of the normalised row.
     """
     keys, hidden = log_P.shape[-1], masked(log_P)
-    # A visible key whose P underflowed to 0 would hide what e^W makes of it. Nor can it have a slope: that is up to
-    # e^W / W, and multiplies P as it was computed.
+    # A visible key whose P underflowed may still grow by e^W, which 0 would hide. It gets no slope: a slope may be as
+    # large as e^W / W, and multiplies P as it was computed.
     tiny = torch.finfo(log_P.dtype).tiny
     P, underflowed = log_P.exp().clamp(min=tiny), log_P.exp() < tiny
     above = P * (1 + 2 * doubt[..., None])  # at least the normalised row
@@ -100,19 +100,19 @@ def largest_zeta(log_P: Tensor, W: Tensor, rest: Tensor, score_gram: Tensor, dou
     """
     keys, dtype = log_P.shape[-1], log_P.dtype
     exponent = log_P + log_phi(W)
-    exponent = exponent + (gamma(8, dtype) * (W + 1 - log_P) + 2 * doubt[..., None])  # of P and of the sum
+    exponent = exponent + (gamma(8, dtype) * (W + 1 - log_P) + 2 * doubt[..., None])  # rounding of P and of the sum
     weight = (0.5 * exponent.exp()).masked_fill(masked(log_P), 0.0)
     apart = up((weight * W.square()).sum(-1), keys + 8)
     root = weight.sqrt()
     together = lambda_max(root[..., :, None] * score_gram * root[..., None, :]).sqrt()
     together = up((together + (weight * rest.square()).sum(-1).sqrt()).square(), keys + 16)
     excess = torch.fmin(apart, together)
-    # An overflow means that nothing is known but zeta < 1.
+    # After an overflow, nothing is known but zeta < 1.
     return torch.where(excess.isfinite(), up(excess / (1 + excess)).clamp(max=1), torch.ones_like(excess))
 
 
 def psi(t: Tensor) -> Tensor:
-    """e^t - 1 - t, for small t by its series (error below 1e-7 of it), upward in any case."""
+    """An upper bound of e^t - 1 - t. For small t it comes from the series, whose relative error is below 1e-7."""
     small = t.clamp(-0.5, 0.5)
     series = 1 + small / 8
     for k in (7, 6, 5, 4, 3):

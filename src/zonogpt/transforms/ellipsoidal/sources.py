@@ -1,7 +1,7 @@
 """Tokens as the queries of an attention block see them: keys and values at the centre, and the Grams of their errors.
 
-A key/value cache of sets: it does not depend on who asks. What the symbols do to keys and values, `attend` computes
-chunk by chunk. Axes as in attention_point.py.
+This is a key/value cache of sets: it does not depend on the queries. The symbols' tangents of keys and values are not
+in it; `attend` computes them chunk by chunk. Axes as in attention_point.py.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from zonogpt.transforms.prefix import Prefix
 
 @dataclass(frozen=True)
 class Sources:
-    """p tokens that do not move, and behind them n that do.
+    """p tokens that do not move, followed by n that do.
 
-    `merged` covers, at LayerNorm's output of a moving token, its old error through the Jacobian and LayerNorm's own
-    error together; the Grams behind it are what keys and values make of that.
+    `merged` covers, at LayerNorm's output of a moving token, its old error (through the Jacobian) and LayerNorm's own
+    error together; KK_heads and VV are the images of `merged` in keys and values.
     """
 
     attention: Attention
@@ -53,7 +53,7 @@ class Sources:
 
 
 def sources(block: Block[Attention], z: EllipsoidalZonotope, prefix: Prefix, limit: int) -> Sources:
-    """What the block's queries see of the tokens z, and of those before them. Time O(n d^3 + n S d)."""
+    """The tokens z, and those before them, as the block's queries see them. Time O(n d^3 + n S d)."""
     attention, choices = block.branch, Choices()
     norm = norm_step(block.norm, z, limit)
     n = prefix.before(norm.centre)

@@ -5,8 +5,8 @@ output, so that the branch treats it linearly too, and B is linearised at n_0:
 
     A(x) = A_0 + [x - c + J_B J (x - c)] + J_B e_N + concat(e_P V + dP dV) W_o
 
-The first bracket keeps every input symbol. Its parts that a local symbol leaves at *other* tokens go to the interval,
-as in the paper. e_P V becomes recentred local generators, dP dV an interval. All products with W_o are composed before
+The first bracket keeps every input symbol. What a local symbol adds to it at *other* tokens goes to the interval, as in
+the paper. e_P V becomes recentred local generators, dP dV an interval. All products with W_o are composed before
 absolute values are taken. Derivations: docs/math.md, Lemma 5.6.
 """
 
@@ -65,7 +65,7 @@ class FirstOrder:
         return FirstOrder(*(a + b for a, b in zip(self._parts(), other._parts(), strict=True)))
 
     def rounded_up(self, terms: int, dtype: torch.dtype) -> FirstOrder:
-        """Sums of so many terms, not below what they are sums of."""
+        """These sums in `dtype`, rounded up: not below the exact sums of `terms` terms."""
         return FirstOrder(*(up(part, terms).to(dtype) for part in self._parts()))
 
     def _parts(self) -> tuple[Tensor, ...]:
@@ -86,12 +86,12 @@ class AttentionBounds:
     from_input: FirstOrder
     from_norm: FirstOrder
     rounding: AttentionRounding
-    score_product: Tensor  # (H, S, S): |dQ dK^T| / sqrt(e), and what the scores are off by
+    score_product: Tensor  # (H, S, S): bounds |dQ dK^T| / sqrt(e) and the rounding of the scores
     softmax: SoftmaxBounds
 
     @property
     def value_change(self) -> Tensor:
-        """(H, S, d): bounds |(V(x) - V) W_o| by head, all of it."""
+        """(H, S, d): bounds |(V(x) - V) W_o| head by head, linear part, error and rounding together."""
         lost = self.rounding.value(self.narrow.Q.dtype) @ self.point.w_o.abs()
         forming = gamma(2 * self.point.attention.longest + 8, self.narrow.Q.dtype)
         lost = lost + forming * (self.rounding.V_moving @ self.point.w_o.abs())
@@ -146,13 +146,13 @@ def attention_bounds(block: Block[Attention], z: StructuredZonotope) -> Attentio
 
 
 def rounding_of(point: AttentionPoint, norm: LayerNormBounds, z: StructuredZonotope) -> AttentionRounding:
-    """No token is a prefix here, whether it moves or not."""
+    """The block's rounding. The prefix is empty: here every token counts as moving."""
     sizes = NormSizes(norm.centre, norm.reach, norm.rounding)
     return attention_rounding(point, Prefix.none(norm.centre, point.attention), sizes, z.G.dtype, z.m + z.q)
 
 
 def tangent_rounding(point: AttentionPoint, r: AttentionRounding) -> Tensor:
-    """(H, S, S): what the tangents of P lose behind those of the scores, all symbols together."""
+    """(H, S, S): the rounding of the tangents of P beyond that of the scores' tangents, all symbols together."""
     moving = point.P * (r.U_moving + (point.P * r.U_moving).sum(-1, keepdim=True))
     d, (S, e) = point.attention.longest, point.Q.shape[-2:]
     return up(gamma(d + e + 3 * S + 16, r.narrow) * moving, S)
@@ -166,7 +166,7 @@ def branch_rounding(
     z: StructuredZonotope,
     arithmetic: Arithmetic,
 ) -> Tensor:
-    """(S, d): what the block's output is off by, executions of it too with float32; and the skip's interval."""
+    """(S, d): the rounding of the block's output, with float32 that of executions too; plus the skip's interval."""
     P, narrow = point.P, z.G.dtype
     coefficients = P + softmax.total + softmax.remainder
     heads = head_rounding(point, r, coefficients, softmax.total, narrow)
@@ -228,7 +228,7 @@ def fused_attention(
 def recentring_rounding(remainder: Tensor, point: AttentionPoint, dtype: torch.dtype) -> Tensor:
     """(S, d): what `recentred_generators` misses: their rounding, and that P, as computed, does not add up to 1.
 
-    The value that is taken off lies among VW_hj over j.
+    The value that they subtract lies between the smallest and the largest VW_hj over j.
     """
     largest = point.VW.abs().amax(1)  # (H, d)
     weight = gamma(point.Q.shape[-1] + 8, dtype) * 2 * remainder.sum(-1) + 2 * point.doubt  # (H, S)

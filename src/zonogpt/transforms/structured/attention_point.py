@@ -1,10 +1,10 @@
 """The attention branch at the centre of LayerNorm's output, and how tangents pass through it.
 
-The branch is linearised at one point n (S, d): B(n) = concat_h(P_h V_h) W_o. Everything nonlinear in it is the score
+The branch is linearised at one point n (S, d): B(n) = concat_h(P_h V_h) W_o. Its nonlinear parts are the score
 product, the softmax and the product with the values; Q, K and V are affine in n. Letters follow the paper; arrays
 are head first: Q, K, V, O (H, S, e), P (H, S, S). A tangent of n lives either on all tokens (a shared generator) or on
 one source token (a local generator); the second kind is cheap, because only the source's own query, key and value move.
-Tangents may be of a shorter type than the point: then they meet the point rounded to theirs.
+Tangents may be of a shorter type than the point, which is then rounded to theirs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class AttentionPoint:
     w_o: Tensor  # (H, e, d): W_o cut by heads
     VW: Tensor  # (H, S, d): V_h W_o^h, the paper's projected values
     OW: Tensor  # (H, S, d)
-    doubt: Tensor  # (H, S): P is exp(log_P), normalised, up to this part of it
+    doubt: Tensor  # (H, S): P as computed is the normalised exp(log_P), up to this share of it
 
     @property
     def n_tokens(self) -> int:
@@ -57,7 +57,7 @@ class AttentionPoint:
 
     @property
     def queries(self) -> Queries:
-        """Every token asks."""
+        """All tokens are queries."""
         return Queries.every(self.n_tokens)
 
 
@@ -68,7 +68,7 @@ def attention_point(attention: Attention, n: Tensor) -> AttentionPoint:
     scores = (Q @ K.transpose(-1, -2)) * attention.scale
     require_finite("attention scores", Q, K, V, scores)
     log_P = scores.masked_fill(~visible, -math.inf).log_softmax(-1)
-    require_finite("attention scores", log_P[:, visible])  # -inf is to mean "masked" and nothing else
+    require_finite("attention scores", log_P[:, visible])  # -inf must mean "masked" only
     P = log_P.exp()
     O = P @ V  # noqa: E741
     w_o = attention.w_o.unflatten(0, (attention.n_heads, -1))
@@ -102,7 +102,7 @@ def shared_images(point: AttentionPoint, t: SharedTangents, sloped: Tensor) -> T
 
 @dataclass(frozen=True)
 class LocalTangents:
-    """The images of n tangents at each source token s: Q, K, V (S, n, H, e); scores split in what a source changes.
+    """The images of n tangents at each source token s: Q, K, V (S, n, H, e); scores by what a source changes.
 
     column (S, n, H, S): the score of query i on the source's key, for i != s (zero at i = s)
     row    (S, n, H, S): the source's own query's scores on every key j

@@ -44,7 +44,7 @@ class OperatorRadii:
     kept_Q: Tensor  # (H, S, e)
     kept_K: Tensor
     kept_V: Tensor
-    local_V: Tensor  # the local symbols' share of kept_V: to other tokens' queries it is an interval
+    local_V: Tensor  # the local symbols' share of kept_V: for other tokens' queries it is an interval
     b_Q: Tensor
     b_K: Tensor
     b_V: Tensor
@@ -150,7 +150,7 @@ def decomposed_attention(
 
 
 def _abs_sum(tangents: Tensor, dim: int) -> Tensor:
-    """Rounded up in the tangents' own type."""
+    """The sum of absolute values over `dim`, rounded up in the tangents' own type."""
     return up(tangents.abs().sum(dim), tangents.shape[dim])
 
 

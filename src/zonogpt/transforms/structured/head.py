@@ -42,7 +42,7 @@ def claim_lower_bounds(
         moved = (norm.jacobian(L[:, part]) @ rows_G.T).abs()
         carried += up(torch.einsum("s,snk->k", pool_G.abs(), moved), moved.shape[0] * moved.shape[1])
     carried = up(carried, z.m + z.q * z.n_tokens)
-    # Rows are differences of the head's columns, rounded; what they are formed from is larger.
+    # Rows are rounded differences of the head's columns: their rounding is relative to these, which are larger.
     S, d = z.c.shape
     units = 2 * (d + S) + head.weight.shape[1] + 16
     rounding = torch.zeros_like(value)

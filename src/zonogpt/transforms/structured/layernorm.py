@@ -30,7 +30,7 @@ class LayerNormBounds:
 
     More sharply, e_N = gamma * ehat with mean(ehat) = 0 and |ehat| <= R_hat. J is LayerNorm's Jacobian at c where
     `sloped`; at the other tokens J = 0 and the centre is the middle of LayerNorm's range. `rounding` also bounds what
-    applying J to all generators takes away.
+    applying J to all generators rounds off.
     """
 
     at: NormPoint
@@ -84,8 +84,8 @@ def _tangent(v: Tensor, at: NormPoint) -> Tensor:
 
 
 def layernorm_bounds(norm: Norm, z: StructuredZonotope) -> LayerNormBounds:
-    """The contract of LayerNormBounds over z; J is applied to its generators only, what it makes of z's interval is
-    part of `rounding`."""
+    """The bounds over z, with the contract of LayerNormBounds. J is applied to z's generators only; its image of z's
+    interval is part of `rounding`."""
     at = norm_point(norm, z.c)
     r = outward(at, z, _radii(at, z))
     require_finite("LayerNorm input", at.z0, at.a0, r.centred, r.normalised)
@@ -98,9 +98,9 @@ def layernorm_bounds(norm: Norm, z: StructuredZonotope) -> LayerNormBounds:
     x_hat = at.z0 * at.rho[:, None]
     cap = torch.maximum(high - x_hat, x_hat - low) + r.normalised
     ends = gamma(4, z.c.dtype) * (low.abs() + high.abs() + x_hat.abs() + middle.abs())
-    # fmin, not minimum: where Taylor overflowed to NaN the cap, a bound on its own, is what remains.
+    # fmin, not minimum: where Taylor overflowed to NaN, the cap remains, which is a bound on its own.
     sloped_R, half = up(torch.fmin(taylor, cap + ends).clamp(min=0)), up(half + ends)
-    # Any slope is sound, zero too: where zero leaves the smaller error there is nothing to gain from the Jacobian.
+    # Any slope is sound, zero too: where zero leaves the smaller error, there is nothing to gain from the Jacobian.
     sloped = sloped_R.sum(-1) <= half.sum(-1)
     centre = torch.where(sloped[:, None], x_hat, middle)
     R_hat = torch.where(sloped[:, None], sloped_R, half)
@@ -116,7 +116,7 @@ def layernorm_bounds(norm: Norm, z: StructuredZonotope) -> LayerNormBounds:
 
 
 def _radii(at: NormPoint, z: StructuredZonotope) -> Radii:
-    """Over z's generators, so far without what summing them up rounds."""
+    """The radii over z's generators; `outward` adds what is rounded."""
     centred, normalised, z0_dot = torch.zeros_like(at.z0), torch.zeros_like(at.z0), torch.zeros_like(at.a0)
     for stack in z.generator_stacks():
         each = stack.shape[0] * at.z0.shape[-1] * at.z0.element_size()
@@ -148,7 +148,7 @@ def taylor_remainder(
     a_min = (tau + torch.maximum(*least)) * (1 - g)
     a_max = up(a0 * (1 + g) + r_a)
     e_rho, d_rho = rho_remainders(a0, a_min, r_lin, r_quad)
-    # rho(a0) and rho'(a0) are off themselves.
+    # rho(a0) and rho'(a0) are rounded themselves.
     own = g * a0.rsqrt() * (1 + r_lin / a0)
     e_rho, d_rho = up((e_rho + own) * (1 + g)), up((d_rho + own) * (1 + g))
     return up(z0.abs() * e_rho[:, None] + r_cen * d_rho[:, None]), a_min, a_max
@@ -157,7 +157,7 @@ def taylor_remainder(
 def rho_remainders(a0: Tensor, a_min: Tensor, r_lin: Tensor, r_quad: Tensor) -> tuple[Tensor, Tensor]:
     """Bounds of |rho(a) - rho(a0) - rho'(a0) lin| and |rho(a) - rho(a0)| for rho(a) = 1/sqrt(a), a = a0 + lin + quad.
 
-    Over |lin| <= r_lin, 0 <= quad <= r_quad with a >= a_min.
+    They hold for |lin| <= r_lin and 0 <= quad <= r_quad with a >= a_min.
     """
     r_a = r_lin + r_quad
     # The first lies in [-A, B]: rho'(a0) quad only lowers it, the curvature of rho only lifts it. Ratios first: powers

@@ -1,4 +1,4 @@
-"""What LayerNorm over a structured zonotope rounds off. The formulas themselves: layernorm.py.
+"""The rounding of LayerNorm over a structured zonotope; its formulas are in layernorm.py.
 
 Derivations: docs/math.md, Lemma 13.7. Letters as in norm_point.py.
 """
@@ -18,7 +18,7 @@ from zonogpt.transforms.norm_point import NormPoint
 
 @dataclass(frozen=True)
 class Radii:
-    """How far x is from the centre c, over the set."""
+    """Bounds of how far x is from the centre c, over the set."""
 
     centred: Tensor  # (S, d): of x - mean(x)
     normalised: Tensor  # (S, d): of Jhat (x - c)
@@ -26,7 +26,7 @@ class Radii:
 
 
 def outward(at: NormPoint, z: StructuredZonotope, sums: Radii) -> Radii:
-    """`sums` over z's generators with what they round, with what z0 misses, and with z's interval."""
+    """`sums` over z's generators, widened by their rounding, by what z0 misses, and by z's interval."""
     d, narrow, count = z.c.shape[1], z.G.dtype, z.m + z.q
     spread = gamma(2 * d + 8, narrow) * at.norm.centred_size(z.radius)  # what centring rounds, twice
     boxed = at.norm.centred_size(z.b)
@@ -53,7 +53,7 @@ def output_rounding(at: NormPoint, z: StructuredZonotope, z0_dot: Tensor, output
     """(S, d): the `rounding` of LayerNormBounds."""
     norm, d, wide, narrow = at.norm, z.c.shape[1], z.c.dtype, z.G.dtype
     slope = output.sloped[:, None].to(wide)
-    # What is neither mean-free nor of the linear part: see NormPoint, and the means of z0 and of the middle.
+    # The mean of the error, which Lemma 2.8 takes as 0: it comes from z0 where sloped, from the middle elsewhere.
     unbalanced = slope * (at.missing.mean(-1) * (at.rho + at.k * z0_dot))[:, None]
     unbalanced = unbalanced + (1 - slope) * gamma(d + 4, wide) * output.middle.abs().mean(-1, keepdim=True)
     forming = gamma(8, wide) * output.centre.abs() + gamma(8, narrow) * norm.centred_size(output.R_hat)

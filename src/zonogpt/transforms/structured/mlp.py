@@ -26,7 +26,7 @@ from zonogpt.transforms.structured.widths import Widths
 
 @dataclass(frozen=True)
 class _Hidden:
-    """The activation's input: t = centre + (what moves), |t - centre| <= radius; and what it rounds."""
+    """The activation's input t, with |t - centre| <= radius; and its rounding."""
 
     norm: LayerNormBounds
     centre: Tensor  # (S, f)
@@ -88,7 +88,7 @@ def fused_mlp(
     h, mlp, wide = _hidden(block, z), block.branch, z.c.dtype
     (d, f), of = mlp.w_1.shape, bounds_of(mlp.activation)
     slope, value = of.slope(h.centre), mlp.activation(h.centre)
-    # The slope may be off: that is one more bend, in first order. Its size is at most 2, and so are its parts'.
+    # The slope may be off, which adds to the bend in first order. Its size is at most 2, and so are its parts'.
     bend = 0.5 * of.curvature(h.centre - h.radius, h.centre + h.radius) * h.radius.square()
     bend = up(bend + gamma(of.slope_units, wide) * (1 + h.centre.abs()) * h.radius)
     G, L = _carried(mlp, h.norm, slope, z)
@@ -106,7 +106,7 @@ def fused_mlp(
 
 
 def preactivation_radius(mlp: Mlp, norm: LayerNormBounds, z: StructuredZonotope) -> Tensor:
-    """(S, f): bounds |W_1 (LN(x) - norm.centre)| over z, generator by generator; rounding of products apart."""
+    """(S, f): bounds |W_1 (LN(x) - norm.centre)| over z, generator by generator, without the rounding of products."""
     # LayerNorm's error is mean-free, so each column of diag(gamma) W_1 may be centred before |.| is taken, or not.
     weighted = norm.norm.gamma[:, None] * mlp.w_1
     radius = torch.minimum(norm.R_hat @ weighted.abs(), norm.R_hat @ norm.norm.centre(weighted.T).T.abs())

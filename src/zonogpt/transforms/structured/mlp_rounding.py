@@ -1,6 +1,6 @@
-"""What an MLP block over a structured zonotope rounds off. The formulas themselves: mlp.py.
+"""The rounding of an MLP block over a structured zonotope; its formulas are in mlp.py.
 
-Rounding is relative to the sizes of what is added up. Derivations: docs/math.md, Lemma 13.6.
+Rounding is relative to the sizes of the summands. Derivations: docs/math.md, Lemma 13.6.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from zonogpt.transforms.structured.layernorm import LayerNormBounds
 
 @dataclass(frozen=True)
 class HiddenRounding:
-    """What the activation's input rounds, (S, f)."""
+    """Rounding of the activation's input, (S, f)."""
 
     off: Tensor  # the centre is W_1 norm.centre + b_1 up to this
-    norm: Tensor  # what LayerNorm rounds, behind W_1
-    moving: Tensor  # |W_1||LN(x) - norm.centre|: what the rounding of all that moves is relative to
+    norm: Tensor  # LayerNorm's rounding, times |W_1|
+    moving: Tensor  # |W_1||LN(x) - norm.centre|: the rounding of all that moves is relative to it
     narrow: torch.dtype  # of the generators
     width: int
 
     def all_told(self, centre: Tensor) -> Tensor:
-        """What a bound of |t - centre| misses."""
+        """The rounding to add to a bound of |t - centre|."""
         products = gamma(2 * self.width + 8, self.narrow) * self.moving
         return self.norm + self.off + products + gamma(2, centre.dtype) * centre.abs()
 
@@ -51,17 +51,17 @@ class Value:
 
 
 def output_rounding(mlp: Mlp, z: StructuredZonotope, hidden: HiddenRounding, at: Value) -> Tensor:
-    """(S, d): what the block's output misses: LayerNorm's rounding, that of the centre, and of all that is linear; and
+    """(S, d): the rounding of the block's output, that is of LayerNorm, of the centre and of all that is linear; plus
     the skip's interval."""
     (d, f), wide, narrow = mlp.w_1.shape, z.c.dtype, z.G.dtype
     value, slope = at.value.abs(), at.slope.abs()
     doubt = up(at.forming + slope * (hidden.off + hidden.norm) + gamma(4, wide) * value, d)
     at_centre, doubt, moving = (torch.cat([value, doubt, slope * hidden.moving]) @ mlp.w_2.abs()).chunk(3)
     rounding = gamma(f + 3, wide) * (z.c.abs() + at_centre + size_of(mlp.b_2)) + doubt
-    underflow = (z.m + z.q + d + f) * (d + f) * torch.finfo(narrow).tiny  # of old and new generators
+    underflow = (z.m + z.q + d + f) * (d + f) * torch.finfo(narrow).tiny  # in old and new generators
     return up(rounding + gamma(3 * d + f + 16, narrow) * (z.radius + moving) + underflow, 2 * f) + z.b
 
 
 def executed(mlp: Mlp, z: StructuredZonotope, norm: LayerNormBounds, hidden: Tensor) -> Tensor:
-    """(S, d): what an execution in float32 may be off by; `hidden` bounds the activation's input."""
+    """(S, d): how far an execution in float32 may be off; `hidden` bounds the activation's input."""
     return mlp_error(mlp, hidden, norm.size, norm.execution_error(z), up(z.c.abs() + z.radius))

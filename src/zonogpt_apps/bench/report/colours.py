@@ -1,4 +1,4 @@
-"""The report's colours by day and by night: of the page, and of the pictures inside it."""
+"""The report's colours, light and dark: of the page, and of the pictures inside it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ PAGE = {
 # From little to much; the last is the colour of method E.
 LEVELS = ("#e8e0f0", "#d6c6e4", "#ac8aca", "#8456aa", "#5b2a86")
 
-# What a picture's colours become in the dark. A colour that is missing here is an error, not a picture that cannot be
-# seen: see `variables`.
+# The dark counterparts of a picture's colours. A colour that is missing here is an error, not an invisible picture: see
+# inline.py.
 DARK = {
     INK: "#e4e8ea",
     PAPER: "#1c232a",
@@ -52,7 +52,7 @@ def variable(colour: str) -> str:
 
 
 def rules() -> str:
-    """As the system says, unless the reader has chosen."""
+    """The page's CSS rules: light or dark by the system's setting, unless the reader has chosen."""
     pictures = {variable(light): (light, dark) for light, dark in DARK.items()}
     both = {f"--{name}": pair for name, pair in PAGE.items()} | pictures
     light, dark = (f"color-scheme: {name};" + "".join(f" {key}: {pair[k]};" for key, pair in both.items())

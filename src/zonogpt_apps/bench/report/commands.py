@@ -9,7 +9,7 @@ from zonogpt_apps.bench.report.summary import Summary
 
 
 def commands(summary: Summary) -> str:
-    """Directory names are examples: a report does not say where it was made."""
+    """The commands, one per line. Directory names are examples: a report does not say where it was made."""
     models = [line.model for line in summary.models]
     chosen = "" if set(models) == set(PAPER_MODELS) else f" --models {','.join(map(str, models))}"
     lines = [
@@ -22,7 +22,7 @@ def commands(summary: Summary) -> str:
 
 
 def _runs(summary: Summary, method: str) -> list[str]:
-    """One for all models, or several where a method was run on different numbers of inputs."""
+    """The runs of a method: one for all models, or several if it was run on different numbers of inputs."""
     settings = summary.settings
     on_gpu = any(device != "cpu" for origin in summary.origins if origin.method == method for device in origin.devices)
     shared = {
@@ -43,7 +43,7 @@ def _runs(summary: Summary, method: str) -> list[str]:
 
 
 def _inputs(summary: Summary, method: str) -> dict[int | None, list[ModelId]]:
-    """Models by the number of inputs that the method was run on; None: as many as any method."""
+    """Models by the number of inputs that the method was run on; None if no method was run on more."""
     found: dict[int | None, list[ModelId]] = {}
     for line in summary.models:
         inputs: dict[str, set[str]] = {}

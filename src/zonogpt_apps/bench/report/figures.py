@@ -27,7 +27,7 @@ WIDTH = 5.4  # inches
 # The salt makes the names inside an SVG the same in every build.
 LOOK = {**STYLE, "font.size": 11.5, "axes.titlesize": 12.5, "svg.hashsalt": "zonogpt"}
 RADIUS = radius_label("inf")  # of the benchmark's balls
-EDGES = (0.0, 0.03, 0.1, 0.3, 1.0, 100.0)  # of the shares that a picture tells apart, in %
+EDGES = (0.0, 0.03, 0.1, 0.3, 1.0, 100.0)  # of the classes of shares in a picture, in %
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Drawing:
 
 
 def draw_all(summary: Summary) -> tuple[Drawing, ...]:
-    """Those that the rows say something about. The literal variants are left to the tables: too many lines."""
+    """The pictures that the rows have data for, without the literal variants, which would be too many lines."""
     summary = without_literal(summary)
     found = [
         _draw("solved", "Proved at each radius",
@@ -91,7 +91,7 @@ def _draw(name: str, title: str, note: str, paint: Callable[[], Any]) -> Drawing
 
 
 def solved(summary: Summary) -> Any:
-    """A part of what was run, since methods may have been run on different numbers of instances."""
+    """Proved instances as a share of those run, since methods may have been run on different numbers of them."""
     tasks = list(dict.fromkeys(line.task for line in summary.radii))
     figure, axes = subplots(len(tasks), 1, figsize=(WIDTH, 0.9 + 2.5 * len(tasks)), sharex=True, squeeze=False)
     for ax, task in zip(axes.flat, tasks, strict=True):
@@ -108,7 +108,7 @@ def solved(summary: Summary) -> Any:
 
 
 def beside(method: str, methods: Sequence[str], step: float = 0.1) -> float:
-    """What a method's x is multiplied by: points that would hide each other lie side by side around it."""
+    """The factor of a method's x values, so that points which would hide each other lie side by side."""
     return (1 + step) ** (methods.index(method) - (len(methods) - 1) / 2)
 
 
@@ -200,7 +200,7 @@ def _depth_line(ax: Any, lines: Sequence[CertifiedRadius], shift: float, bottom:
 
 
 def ledger(summary: Summary) -> Any:
-    """A row per model, a column per GPT-2 block, attention and MLP apart: nothing lies on anything else."""
+    """A row per model and a column per GPT-2 block, attention and MLP apart, so that nothing overlaps."""
     tasks = [task for task in TASKS if any(line.model.task == task for line in summary.shares)]
     rows = [[line for line in summary.shares if line.model.task == task] for task in tasks]
     figure, axes = subplots(
@@ -251,7 +251,7 @@ def _radius_ticks(ax: Any, radii: Sequence[float]) -> None:
 
 
 def _legend(figure: Any, axes: Iterable[Any]) -> None:
-    """One for all axes: a line that only one of them has is named too."""
+    """One legend for all axes; it also names lines that only one of them has."""
     pairs = [zip(*ax.get_legend_handles_labels(), strict=True) for ax in axes]
     named = {label: handle for ax in pairs for handle, label in ax}
     figure.legend(named.values(), named.keys(), frameon=False, fontsize=10, loc="outside lower center", ncols=3,

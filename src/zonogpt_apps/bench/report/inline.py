@@ -9,7 +9,8 @@ from zonogpt_apps.bench.report.colours import DARK, variable
 
 
 def inline(svg: bytes, name: str, title: str) -> str:
-    """Ids begin with `name`, since those of several pictures meet in one page. KeyError: a colour has no dark twin."""
+    """The picture as an <svg> element. Ids begin with `name`, because one page holds several pictures. KeyError if a
+    colour has no dark twin."""
     text = svg.decode()
     text = text[text.index("<svg") :]
     text = re.sub(r" *<metadata>.*?</metadata>\n", "", text, count=1, flags=re.DOTALL)

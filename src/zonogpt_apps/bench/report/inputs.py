@@ -27,7 +27,7 @@ class Piece:
 
 
 def read_inputs(loaded: Loaded) -> dict[str, Input]:
-    """By file name. Inputs that the instances do not have are left out."""
+    """The rows' inputs by file name. Inputs that the instances do not have are left out."""
     found: dict[str, Input] = {}
     for row in loaded.rows:
         instance = loaded.instances.get((str(row.model), row.instance, row.radius))
@@ -45,7 +45,8 @@ def read_inputs(loaded: Loaded) -> dict[str, Input]:
 
 
 def tokens_of(text: str, count: int, given: Sequence[str] | None = None) -> tuple[str, ...] | None:
-    """The file may say them. Else, every word of GPT-2's begins a token, so equal numbers mean a word each."""
+    """A text's tokens, if the file gives them. If not: every word begins a token of GPT-2's, so with as many words as
+    tokens each word is one. None if neither is so."""
     if given is not None and len(given) == count and "".join(given).strip() == text.strip():
         return tuple(given)
     words = text.split()
@@ -53,7 +54,7 @@ def tokens_of(text: str, count: int, given: Sequence[str] | None = None) -> tupl
 
 
 def pieces(shown: Input, positions: Sequence[int] | None) -> tuple[Piece, ...]:
-    """The sentence cut into what moves and what does not; in one piece where its tokens are not known."""
+    """The sentence cut into pieces that move and pieces that do not; in one piece if its tokens are not known."""
     if shown.tokens is None or positions is None:
         return (Piece(shown.text, False),) if shown.text else ()
     out = []
@@ -64,7 +65,7 @@ def pieces(shown: Input, positions: Sequence[int] | None) -> tuple[Piece, ...]:
 
 
 def what_moves(row: BenchRow, shown: Input) -> str:
-    """In words, counted from 1."""
+    """In words, which pixels or tokens move; tokens are counted from 1."""
     if row.positions is None:
         return "all pixels move"
     at = [str(position + 1) for position in row.positions]

@@ -62,7 +62,7 @@ def _piece(piece: Piece) -> str:
 
 
 def _plain(text: str) -> str:
-    """Sentences may hold what Markdown or HTML would read as its own."""
+    """The text with everything escaped that Markdown or HTML would read as markup."""
     for sign in "\\`*_|[]":
         text = text.replace(sign, "\\" + sign)
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

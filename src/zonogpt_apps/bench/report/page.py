@@ -1,4 +1,4 @@
-"""report.html: one file that holds everything, and asks the network for nothing."""
+"""report.html: one file that holds everything and loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _part(name: str) -> str:
 
 
 def in_script(value: object) -> str:
-    """JSON that no HTML parser can see the end of a script in: no sign "<" is left."""
+    """JSON for inside a <script>: without any "<", so that no HTML parser can see an end of the script in it."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
@@ -86,7 +86,7 @@ def _sort(value: Value) -> str:
 
 
 def _figures(drawings: Sequence[Drawing]) -> str:
-    """Inside the page itself, where their colours follow its theme."""
+    """The pictures inside the page itself, where their colours follow its theme."""
     shown = [
         f"<figure>{inline(drawing.svg, drawing.name, drawing.title)}"
         f"<figcaption><b>{escape(drawing.title)}.</b> {escape(drawing.note)}</figcaption></figure>"
@@ -127,7 +127,7 @@ def _hard(hard: Hard, shown: Input) -> str:
     )
 
 
-# What the table of all rows shows of a row. Words that come again and again are kept once.
+# The columns of the table of all rows. Words that are repeated are stored once.
 WORDS = ("task", "size", "method", "status", "claim", "instance", "input", "reason", "device", "commit", "guarantee")
 NUMBERS = ("blocks", "radius", "margin", "seconds", "positions")
 

@@ -1,7 +1,7 @@
 """What the paper itself reports, as data: its two tables and the numbers that only its text states.
 
-Its models were trained by its authors, on an RTX 4090; ours are trained again. So counts beside each other say how the
-methods do on benchmarks made by one recipe, not on the same weights.
+Its models were trained by its authors, on an RTX 4090; ours are trained again. So counts side by side compare the
+methods on benchmarks made by one recipe, not on the same weights.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ GROUPS = (
 
 @dataclass(frozen=True)
 class Solved:
-    """What was solved of 180 instances, or of all 2,880 in a total."""
+    """How many of 180 instances, or of all 2,880 in a total, were solved, and in what time."""
 
     solved: int
     seconds: float
@@ -82,7 +82,7 @@ TOTALS = {
     "A": Solved(1339, 157325.4),
 }
 
-# Of 576 per radius. The text gives these; the others are only in a figure whose data is not printed.
+# Solved of 576 per radius. The text gives these; the others are only in a figure whose data is not printed.
 SOLVED_AT = {
     ("A", 1e-4): 305,
     ("A", 5e-4): 68,

@@ -1,4 +1,4 @@
-"""Rows and instances from disk, for a report: refused where they do not belong together."""
+"""Reads rows and instances for a report, and refuses those that do not belong together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ORDER = ("E", "A", "F", "D", "M", "covenn", "crown", "deepz", "ibp")
 
 @dataclass(frozen=True)
 class Loaded:
-    """The rows in an order that does not depend on the run, which may have been stopped and resumed."""
+    """What a report is made of. The rows' order does not depend on the run, which may have been stopped and resumed."""
 
     rows: tuple[BenchRow, ...]
     benchmark: Benchmark
@@ -119,7 +119,7 @@ def _check_verdicts(found: Sequence[tuple[BenchRow, Path]]) -> None:
 
 
 def _check_instances(found: Sequence[tuple[BenchRow, Path]], known: dict[tuple[str, str, float], Instance]) -> None:
-    """What the instances say must be what the rows are about."""
+    """OptionError unless the rows are about the instances that are given."""
     for row, file in found:
         instance = known.get((str(row.model), row.instance, row.radius))
         if instance is None:

@@ -35,7 +35,7 @@ class Sheet:
 
 
 def all_sheets(summary: Summary) -> dict[str, Sheet]:
-    """By name; those that the rows say nothing about are left out."""
+    """The tables by name, without those that the rows have no data for."""
     found = (
         ours(summary), methods(summary), others(summary), radii(summary), runtimes(summary), certified(summary),
         ledger(summary), origins(summary), paper_models(),
@@ -109,7 +109,8 @@ def _theirs(solved: paper.Solved | None) -> tuple[Value, Value]:
 
 
 def _ours_total(ours: Ours) -> tuple[Value, ...]:
-    """The paper's sum stands there only where every line above was run whole, so that both sum up the same."""
+    """The line of a total. The paper's sum is shown only if every line above was run whole, so that both sums
+    count the same."""
     theirs, faster = (ours.speed.paper, ours.speed.ratio) if ours.speed and ours.all_whole else (None, None)
     task = "" if ours.task is None else f" of {words.TASK_NAMES[ours.task]}"
     compared = *_theirs(theirs), Value(words.ratio(faster))
@@ -123,7 +124,7 @@ def _ours_total(ours: Ours) -> tuple[Value, ...]:
 
 
 def methods(summary: Summary) -> Sheet:
-    """Also those of the paper that were not run, so that nobody thinks them forgotten."""
+    """The table of methods. It also lists those of the paper that were not run, so that none seems forgotten."""
     known = {total.method: total for total in summary.totals}
     names = sorted({*known, *paper.METHODS, *paper.OUT_OF_MEMORY}, key=method_place)
     return Sheet(
@@ -156,7 +157,7 @@ def _method_row(method: str, total: Total | None, k: int) -> tuple[Value, ...]:
 
 
 def _same(count: Count, ours: Count) -> tuple[Value, Value]:
-    """E on the instances of another method."""
+    """The columns of E on exactly the instances of another method."""
     if ours.run == 0:
         return EMPTY, EMPTY
     proved = f"{ours.proved:,}" if ours.run == count.run else words.proved_of(ours)
@@ -332,7 +333,7 @@ class Headline:
 
 
 def headlines(summary: Summary) -> tuple[Headline, ...]:
-    """The numbers on top. A ratio to the paper is only made of models that were run whole."""
+    """The numbers at the top. Ratios to the paper are only over models that were run whole."""
     total = summary.ours
     if total is None:
         return (Headline(f"{len(summary.rows):,}", "rows", "none of them of method E"),)

@@ -1,4 +1,4 @@
-"""All numbers of the report in one value, which every part of it reads."""
+"""All numbers of the report in one value, which all its parts read."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ K = TypeVar("K")
 
 @dataclass(frozen=True)
 class Count:
-    """What became of the instances that were run."""
+    """How many instances were run, and with which results."""
 
     run: int
     proved: int
@@ -75,16 +75,16 @@ class Total:
     method: str
     guarantee: str  # how its proofs account for their own rounding: "bounded", "estimated", or both
     models: int
-    whole: int  # of them, models with all 180 instances
+    whole: int  # how many of them were run on all 180 instances
     count: Count
     ours: Count
     paper: paper.Solved | None  # over all sixteen models
-    complete: bool  # all 2,880 were run: only then is the paper's total about as many
+    complete: bool  # all 2,880 were run: only then does the paper's total count as many
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Time of the paper's best method over time of E, on the models that E ran whole."""
+    """The times of the paper's best method and of E, on the models that E ran whole."""
 
     models: tuple[ModelId, ...]
     proved: int
@@ -114,7 +114,7 @@ class Ours:
 
 @dataclass(frozen=True)
 class RadiusLine:
-    """Proved and run of a method at each radius, of one task or of all."""
+    """How many instances a method proved and ran at each radius, in one task or in all."""
 
     method: str
     task: str | None
@@ -145,7 +145,7 @@ class CertifiedRadius:
     method: str
     instances: int  # each once, whatever the number of radii
     none: int  # nothing proved at any radius
-    at_top: int  # proved at the largest radius of the grid: their own may lie beyond
+    at_top: int  # proved at the largest radius of the grid: their true radius may be larger
     radius: float | None  # geometric mean over the instances that have one
 
 
@@ -168,7 +168,7 @@ def groups(rows: Iterable[BenchRow], key: Callable[[BenchRow], K]) -> dict[K, li
 
 
 def check_sound(rows: Sequence[BenchRow]) -> None:
-    """The balls of an instance lie in each other: what is broken at a radius cannot be proved at a larger one."""
+    """UnsoundError if an instance is broken at a radius and proved there or at a larger one: its balls are nested."""
     for (model, instance), here in groups(rows, lambda row: (row.model, row.instance)).items():
         broken = min((row.radius for row in here if row.status == "falsified"), default=math.inf)
         wrong = [row for row in here if row.status == "verified" and row.radius >= broken]
@@ -205,7 +205,7 @@ def _model_line(model: ModelId, rows: Sequence[BenchRow]) -> ModelLine:
 
 
 def is_whole(rows: Sequence[BenchRow]) -> bool:
-    """Rows of one model and method: all that the paper asks about it, at its radii."""
+    """Whether these rows, of one model and method, are all that the paper asks about it, at its radii."""
     per_radius = {radius: len(here) for radius, here in groups(rows, lambda row: row.radius).items()}
     return per_radius == dict.fromkeys(RADII, paper.INSTANCES // len(RADII))
 
@@ -241,7 +241,7 @@ def totals(rows: Sequence[BenchRow], lines: Sequence[ModelLine]) -> tuple[Total,
 
 
 def speed(rows: Sequence[BenchRow], lines: Sequence[ModelLine]) -> Speed | None:
-    """None: E ran none of the paper's models whole."""
+    """The speed of E and of the paper; None if E ran none of the paper's models whole."""
     cells = [cell for line in lines for cell in line.cells if cell.method == OURS and cell.whole]
     cells = [cell for cell in cells if (cell.model, paper.BEST) in paper.RESULTS]
     if not cells:
@@ -259,7 +259,7 @@ def speed(rows: Sequence[BenchRow], lines: Sequence[ModelLine]) -> Speed | None:
 
 
 def ours(rows: Sequence[BenchRow], lines: Sequence[ModelLine], task: str | None = None) -> Ours | None:
-    """None: it was not run."""
+    """Method E's numbers, of a task or of all; None if it was not run."""
     mine = [row for row in rows if row.method == OURS and task in (None, row.task)]
     models = {row.model for row in mine}
     compared = speed(mine, [line for line in lines if line.model in models])
@@ -271,7 +271,7 @@ def tasks_of(rows: Sequence[BenchRow]) -> list[str]:
 
 
 def by_radius(rows: Sequence[BenchRow]) -> tuple[RadiusLine, ...]:
-    """A line per radius: over all tasks, then for each, if there are several."""
+    """A line per method, with all radii: over all tasks, then for each task, if there are several."""
     radii = tuple(sorted({row.radius for row in rows}))
     tasks = tasks_of(rows)
     lines = []
@@ -295,7 +295,8 @@ def runtimes(rows: Sequence[BenchRow]) -> tuple[Runtime, ...]:
 
 
 def certified_radii(rows: Sequence[BenchRow]) -> tuple[CertifiedRadius, ...]:
-    """An instance has the largest radius that is proved, even if a smaller one is not: a proof covers all below."""
+    """A line per model and method. An instance's radius is the largest that is proved, even if a smaller one is not: a
+    proof covers all smaller radii."""
     top = max((row.radius for row in rows), default=0.0)
     found = groups(rows, lambda row: (row.model, row.method))
     lines = []
@@ -316,7 +317,7 @@ def certified_radii(rows: Sequence[BenchRow]) -> tuple[CertifiedRadius, ...]:
 
 
 def largest_proved(rows: Sequence[BenchRow]) -> dict[str, float]:
-    """By instance, of one model and method; 0 without any."""
+    """The largest proved radius by instance, of one model and method; 0 if none is proved."""
     found = groups(rows, lambda row: row.instance)
     return {
         name: max((row.radius for row in here if row.status == "verified"), default=0.0) for name, here in found.items()
@@ -324,13 +325,13 @@ def largest_proved(rows: Sequence[BenchRow]) -> dict[str, float]:
 
 
 def block_shares(rows: Sequence[BenchRow]) -> tuple[BlockShares, ...]:
-    """At the middle of the paper's radii, or of those that were run; each propagation counts the same."""
+    """E's shares per model, at the middle of the paper's radii or of those run; each propagation counts the same."""
     kept = [row for row in rows if row.method == OURS and row.ledger and sum(row.ledger.values()) > 0]
     radii = sorted({row.radius for row in kept})
     if not radii:
         return ()
     radius = LEDGER_RADIUS if LEDGER_RADIUS in radii else radii[len(radii) // 2]
-    once: dict[object, BenchRow] = {}  # a run that was stopped inside a propagation has two of its ledgers
+    once: dict[object, BenchRow] = {}  # a run that was stopped in a propagation has its ledger twice
     for row in kept:
         if row.radius == radius:
             once.setdefault((row.model, row.input, str(row.positions)), row)

@@ -17,12 +17,12 @@ def model_name(model: ModelId) -> str:
 
 
 def seconds(value: float) -> str:
-    """Tenths from ten seconds on, as the paper; below, three digits."""
+    """Seconds with tenths from 10 on, as in the paper, and with three digits below."""
     return f"{value:,.1f}" if value >= 10 or value == 0 else f"{value:.3g}"
 
 
 def radius(value: float | None) -> str:
-    """1e-05 is 1e-5 for people."""
+    """A radius as people write it: 1e-5, not 1e-05."""
     if value is None:
         return NOTHING
     mantissa, _, exponent = f"{value:.2e}".partition("e")
@@ -38,7 +38,7 @@ def percent(part: float) -> str:
 
 
 def share(part: float) -> str:
-    """Shares run over many orders of magnitude."""
+    """A share in per cent, with one digit if it is tiny: shares span many orders of magnitude."""
     return percent(part) if part >= 0.001 or part == 0 else f"{100 * part:.1g}%"
 
 
@@ -53,7 +53,7 @@ def ratio(value: float | None) -> str:
 
 
 def block_name(block: int, last: int) -> str:
-    """A place in a ledger: the input, attention and MLP of each GPT-2 block in turn, the head."""
+    """The name of a place in a ledger: the input, attention and MLP of each GPT-2 block in turn, the head."""
     if block == 0:
         return "input"
     if block == last:

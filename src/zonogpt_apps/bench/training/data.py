@@ -1,4 +1,4 @@
-"""What the models are trained on and asked about: MNIST's images, SST-2's sentences as GPT-2 tokens.
+"""The data of training and of the instances: MNIST's images, SST-2's sentences as GPT-2 tokens.
 
 From a directory (`mnist/` with the four original files, `sst2/` with train.tsv and validation.tsv, `gpt2/` with
 vocab.json and merges.txt; files may be gzipped), or without one from Hugging Face's hub.
@@ -37,7 +37,7 @@ class Images:
     labels: Tensor  # (n,)
 
     def as_floats(self, index: int) -> Tensor:
-        """What the model reads: (28, 28) floats in [0, 1]."""
+        """The image as the model reads it: (28, 28) floats in [0, 1]."""
         return self.pixels[index].float() / 255
 
 
@@ -57,7 +57,7 @@ def read_images(data: Path | None, split: str) -> Images:
 
 
 def read_sentences(data: Path | None, split: str, tokenizer: Any) -> Sentences:
-    """`split` is "train" or "validation". Longer ones than the models have positions are left out."""
+    """`split` is "train" or "validation". Sentences longer than the models' positions are left out."""
     if data is None:
         table = _parquet(HUB_SST, split)
         found = [(str(text).strip(), int(label)) for text, label in zip(table["sentence"], table["label"], strict=True)]
@@ -89,7 +89,7 @@ def _folder(data: Path, name: str) -> Path:
 
 
 def _read_tsv(folder: Path, split: str) -> list[tuple[str, int]]:
-    """A header, then `sentence<TAB>label`; no quoting."""
+    """The sentences and labels of a file with a header, then lines of `sentence<TAB>label`; no quoting."""
     plain, packed = folder / f"{split}.tsv", folder / f"{split}.tsv.gz"
     try:
         content = read_bytes(plain if plain.is_file() else packed)

@@ -1,7 +1,7 @@
 """Interval bounds of a whole batch as a differentiable loss: Gowal et al.'s training, for GPT-2.
 
-Values are a centre, which is the exact forward pass, and a radius per entry, kept apart so that radii far below the
-centre's rounding still mean something. A loss, not a proof: nothing is rounded outward. Method ibp proves.
+A value is a centre, which is the exact forward pass, and a radius per entry, kept apart so that radii far below the
+centre's rounding still mean something. This is a loss and no proof: nothing is rounded outward. Method ibp proves.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Ball:
 def worst_margins(model: Model, x: Ball, last: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs at the centre (B, K), and lower bounds of "label minus class" (B, K) over the ball (B, S, d).
 
-    `last` (B,) is the token that the head reads of each sequence; behind it there may be padding. Bounds hold for every
+    `last` (B,) is the token of each sequence that the head reads; padding may follow it. Bounds hold for every
     input of the ball, in exact arithmetic.
     """
     for block in model.blocks:
@@ -85,7 +85,7 @@ def _attention(block: Block[Attention], x: Ball) -> Ball:
 def _softmax(u: Ball, hidden: Tensor) -> Ball:
     p = u.centre.masked_fill(hidden, -torch.inf).softmax(-1)
     radius = u.radius.masked_fill(hidden, 0.0)
-    # Every score moves by at most its radius, the log of their sum by at most the largest of the row.
+    # Every score moves by at most its radius, the log of the exponentials' sum by at most the row's largest radius.
     exponent = radius + radius.amax(-1, keepdim=True)
     moved = (p * torch.expm1(exponent.clamp(max=MOST_EXPONENT))).clamp(max=1.0)
     return Ball(p, moved.masked_fill((exponent > MOST_EXPONENT) & ~hidden, 1.0))  # p lies in [0, 1]

@@ -1,4 +1,4 @@
-"""What a checkpoint says about its training: training.json beside the weights."""
+"""The record of a checkpoint's training: training.json beside the weights."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Training:
     size: str
     blocks: int
     loss: str  # CROSS_ENTROPY or INTERVAL
-    remark: str  # where the loss is not the one that was wanted: why
+    remark: str  # why the loss is not the one that was wanted, if it is not
     interval_radius: tuple[float, float] | None  # of the interval loss, at the beginning and at the end
     schedule: Schedule
     accuracy: float  # on MNIST's test images, on SST-2's validation sentences
     class_accuracy: tuple[float, ...]
-    parameters: int  # as the paper counts: all that the task uses
+    parameters: int  # counted as in the paper: all that the task uses
     examples: int
     seconds: float
     device: str
@@ -45,7 +45,7 @@ class Training:
 
     @property
     def fails(self) -> str:
-        """Which accuracy is below its floor; empty if none is."""
+        """In words, which accuracy is below its floor; empty if none is."""
         floor, each = FLOORS[self.task]
         if self.accuracy < floor:
             return f"accuracy {self.accuracy:.4f} is below {floor:g}"
@@ -57,7 +57,7 @@ class Training:
 
     @staticmethod
     def read(folder: Path) -> Training:
-        """ModelError if it is not there or not of these weights."""
+        """The record in a folder; ModelError if there is none, or if it is about other weights."""
         try:
             fields = read_json(folder / RECORD)
             fields["schedule"] = Schedule(**fields["schedule"])

@@ -22,7 +22,7 @@ class Schedule:
     rate: float
     batch: int
     dropout: float
-    interval_weight: float = 0.0  # of the interval loss beside the cross-entropy; 0: cross-entropy alone
+    interval_weight: float = 0.0  # the interval loss's, beside the cross-entropy; 0: cross-entropy alone
     weight_decay: float = 0.01
     warmup: float = 0.1  # of all steps
     clip: float = 1.0
@@ -49,7 +49,7 @@ def schedule_of(model: ModelId) -> Schedule:
 
 @contextmanager
 def reproducible(seed: int) -> Iterator[None]:
-    """The same weights, bit for bit, from the same machine, libraries and data."""
+    """Inside, training gives the same weights, bit for bit, on the same machine with the same libraries and data."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
     memory: Any = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
@@ -65,7 +65,7 @@ def reproducible(seed: int) -> Iterator[None]:
 
 def optimise(net: nn.Module, schedule: Schedule, batches: Callable[[int], Iterable[Tensor]], steps: int,
              loss_of: Callable[[Tensor], Tensor], on_step: Callable[[], None] | None) -> None:  # fmt: skip
-    """`batches(epoch)` are indices of examples, `steps` of them in all; `loss_of` a batch's loss."""
+    """Trains the net. `batches(epoch)` are indices of examples, `steps` of them in all; `loss_of` a batch's loss."""
     optimizer = torch.optim.AdamW(
         net.parameters(), lr=schedule.rate, weight_decay=schedule.weight_decay, fused=next(net.parameters()).is_cuda
     )

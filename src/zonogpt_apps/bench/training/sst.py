@@ -1,10 +1,10 @@
-"""GPT-2 on SST-2: GPT-2 tokens, the last token is read, from scratch, with interval bounds in the loss.
+"""GPT-2 on SST-2, trained from scratch on GPT-2 tokens with interval bounds in the loss; the last token is read.
 
 The interval loss asks that the label survives when one token embedding of every sentence, drawn anew each time, moves
-in a box. At GPT-2's initialisation interval bounds grow about a thousand million times per layer, so no radius of the
-benchmark says anything to begin with: the training finds the largest radius that does, and moves it up as the model
-learns to keep the bounds small. Where even the smallest radius that float32 can carry says nothing, the loss has
-diverged, and what remains is the cross-entropy.
+in a box. At GPT-2's initialisation interval bounds grow about a thousand million times per layer, so at first they
+say nothing at any radius of the benchmark. Training begins with the largest radius at which they do, and raises it as
+the model learns to keep the bounds small. If they say nothing even at the smallest radius that float32 can carry, the
+loss has diverged, and only the cross-entropy remains.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from zonogpt_apps.bench.training.schedule import Schedule, optimise
 LARGEST_RADIUS, SMALLEST_RADIUS = 1e-3, 1e-30
 SLACK = 0.5  # by which the interval loss may exceed the cross-entropy before the radius shrinks
 UP, DOWN = 1.04, 1 / 1.1
-MOST_LOSS = 20.0  # of a batch's intervals; above it, or NaN, the batch counts by its cross-entropy alone
+MOST_LOSS = 20.0  # of a batch's interval loss; above it, or at NaN, only the batch's cross-entropy counts
 SORTED_TOGETHER = 50  # batches whose sentences are sorted by length, so that little is padded
 
 
 @dataclass
 class Radius:
-    """The radius of the interval loss, which is moved after every step."""
+    """The radius of the interval loss, adjusted after every step."""
 
     value: float
     first: float
@@ -50,7 +50,7 @@ def train_on_sentences(
     device: torch.device,
     on_step: Callable[[], None] | None = None,
 ) -> tuple[nn.Module, Radius | None]:
-    """The model, and the radius of the interval loss at the end; None: that loss has diverged, or was not wanted."""
+    """The model, and the final radius of the interval loss; None if that loss has diverged or was not wanted."""
     from transformers import GPT2ForSequenceClassification  # slow
 
     shape = config(model, len(tokenizer))
@@ -65,7 +65,7 @@ def train_on_sentences(
     def batches(epoch: int) -> Iterable[Tensor]:
         return by_length(lengths, size, order)
 
-    # The IR reads the same parameters: what the optimiser changes, it sees.
+    # The IR reads the same parameters, so it sees what the optimiser changes.
     live = build("GPT2ForSequenceClassification", shape, dict(net.named_parameters()), "training")
     first = next(iter(by_length(lengths, size, torch.Generator().manual_seed(schedule.seed))))
     batch = Batch.of(first, padded, lengths, labels, device)
@@ -80,7 +80,7 @@ def train_on_sentences(
             outputs, margins = bounds(live, batch, radius.value, order)
         plain, interval = F.cross_entropy(outputs.float(), batch.labels), interval_loss(margins, batch.labels)
         radius.follow(interval.item(), plain.item())
-        # A batch that jumps out of what the radius allows would drown the others, or overflow.
+        # A batch whose interval loss explodes at this radius would drown the others, or overflow.
         return plain + schedule.interval_weight * interval if interval.item() <= MOST_LOSS else plain
 
     steps = schedule.epochs * -(-len(labels) // size)
@@ -90,13 +90,13 @@ def train_on_sentences(
 
 @dataclass(frozen=True)
 class Batch:
-    ids: Tensor  # (B, S), padded behind
+    ids: Tensor  # (B, S), padded at the end
     last: Tensor  # (B,)
     labels: Tensor  # (B,)
 
     @property
     def mask(self) -> Tensor:
-        """(B, S): what is no padding. It changes nothing but that transformers does not warn about it."""
+        """(B, S) booleans: the token is not padding. It changes nothing but keeps transformers from warning."""
         return torch.arange(self.ids.shape[1], device=self.ids.device) <= self.last[:, None]
 
     @staticmethod
@@ -143,7 +143,7 @@ def interval_loss(margins: Tensor, labels: Tensor) -> Tensor:
 
 
 def start(live: Model, batch: Batch) -> Radius | None:
-    """The largest power of ten at which the interval loss says something about this batch."""
+    """The largest power of ten at which the interval loss says something about this batch; None if there is none."""
     value = LARGEST_RADIUS
     while value >= SMALLEST_RADIUS:
         with torch.no_grad():
