@@ -311,6 +311,7 @@ def test_on_the_command_line(tmp_path):
     done = zono("check", tmp_path / "c", model)
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "valid")
     assert "tokens [1, 2, 3] with every embedding at position 1 within 0.0001 (l_inf)" in done.stdout
+    assert "between" not in done.stdout  # nothing is cut off
     assert f"model sha256 {read_model(model).digest()}" in done.stdout
     changed = bytearray((tmp_path / "c").read_bytes())
     changed[-1] ^= 1
