@@ -17,7 +17,7 @@ IDS = torch.tensor([5, 6, 7, 8])  # a token for each word of NASTY
 
 
 def row(**changes) -> BenchRow:
-    """The row of a proof by E of the image's claim, with these fields changed; `model` sets three of them."""
+    """A proof by E of the image's claim, with these fields changed; `model` sets three of them."""
     model = changes.pop("model", MODEL)
     fields = dict(
         settings="s", task=model.task, size=model.size, blocks=model.blocks, instance="1-0", claim="7 > 0",

@@ -84,7 +84,7 @@ def assert_bounded(
 ) -> None:
     """|quantity(noise)| <= bound entry by entry; quantity maps noise to (B, *bound.shape), `size` is its natural scale.
 
-    Each noise of the batch searches for its own entry and sign.
+    Each of the batch searches for its own entry and sign.
     """
     g = torch.Generator().manual_seed(seed)
     entry = torch.randint(bound.numel(), (BATCH,), generator=g)

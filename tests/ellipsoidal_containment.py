@@ -51,7 +51,7 @@ def project(noise: Noise, p: float) -> Noise:
 
 
 def random_noise(z: EllipsoidalZonotope, seed: int) -> Noise:
-    """Noise, a third each: vertices of the balls, single symbols, uniform."""
+    """A third each: vertices of the balls, single symbols, uniform."""
     g = generator(seed)
     eps, phi = randn(g, BATCH, z.m), randn(g, BATCH, z.n_tokens, z.c.shape[-1])
     single = torch.nn.functional.one_hot(eps.abs().argmax(-1), z.m) * eps.sign()

@@ -1,4 +1,4 @@
-"""The network in ball arithmetic (python-flint): rigorous, exact to some hundred bits, and slow: for tiny models."""
+"""The network in ball arithmetic (python-flint): exact to some hundred bits, and rigorous. Slow: for tiny models."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ def test_tangents_that_underflow_are_not_lost(transform, scale):
 
 @pytest.mark.parametrize("size", [1.0, 1e10, 1e21, 1e22])
 def test_tangents_of_layernorm_at_large_tokens(size):
-    """J in float32 has factors of size 1 / (d x^2) unless they are split; the error's Gram covers the rest."""
+    """J in float32 has factors of size 1 / (d x^2), unless they are taken apart; the error's Gram covers the rest."""
     g = generator(4)
     d, n, m = 8, 2, 3
     norm = layer_norm(g, d)

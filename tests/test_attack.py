@@ -131,7 +131,7 @@ def test_linear_model_gets_its_exact_minimum():
 
 
 def test_many_rows_and_small_memory(monkeypatch):
-    """64 of 199 rivals get restarts, but all are looked at; small chunks only cost time."""
+    """Of 199 rivals 64 get restarts, all are looked at; small chunks only cost time."""
     import zonogpt.search.descent as module
 
     model = zonogpt.load(language_model(4, config(vocab_size=200)))

@@ -162,7 +162,7 @@ def test_values_alone(transform, radius):
 @pytest.mark.parametrize("transform", [fused_attention, decomposed_attention])
 @pytest.mark.parametrize("radius", [0.02, 0.1])
 def test_product_alone(transform, radius):
-    """Equal tokens with values zero at the centre: softmax's error is multiplied by zero, and only dP dV is left."""
+    """Equal tokens with values zero at the centre: softmax's error is multiplied by zero and dP dV is what is left."""
     for seed in range(4):
         block, z = (
             with_weights(attention_block(seed, d=3, n_heads=1), q=6.0, k=1.0),

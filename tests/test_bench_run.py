@@ -411,7 +411,7 @@ def test_ctrl_c_says_how_to_go_on(chain, tmp_path):
 
 
 def test_two_runs_share_a_directory(chain, tmp_path):
-    """Started together, each run takes the models that the other has not, and nothing is done twice."""
+    """Started together: each takes the models that the other has not, and nothing is done twice."""
     arguments = [PROGRAM, "bench", "run", "--instances", chain / "instances", "--trained", chain / "models",
                  "--out", tmp_path, "--methods", "E,A"]  # fmt: skip
     orders = ("mnist-tiny-1,sst-tiny-1", "sst-tiny-1,mnist-tiny-1")

@@ -115,7 +115,7 @@ def test_the_box_of_a_ball_has_the_margins_of_the_ball(name, method):
 
 @pytest.mark.parametrize("name", CASES)
 def test_corners_one_by_one(name):
-    """All corners of a box with few moving numbers; the attack finds the lowest of them, or a lower point."""
+    """All corners of a box of few moving numbers; the attack finds the lowest of them, or lower."""
     model, make = CASES[name]
     box = make(0.05)
     moving = (box.upper > box.lower).flatten().nonzero().flatten()[:8]

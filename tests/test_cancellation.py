@@ -110,7 +110,7 @@ def large_values(seed):
 
 
 def large_common_value(seed):
-    """Values of size 3e4 that all tokens share: W_o passes them on, and b_o takes them away."""
+    """Values of size 3e4 that all tokens share: W_o sees them, and b_o takes them away."""
     block, x = attention_block(seed, d=D, n_heads=2), randn(generator(seed), S, D)
     shared = BIG * randn(generator(seed + 1), D)
     block = projected(block, "v", lambda w, b: (w, b + shared))

@@ -93,7 +93,7 @@ CHOICES = r".*\.(t(_\w+)?|\w+_round|flat|hull|sloped|polar|rows|shift|slope|mid)
 
 @pytest.fixture(scope="module")
 def proved(tmp_path_factory):
-    """A certificate for the l_1 norm, which has every kind of choice, and one with rows that have no slope."""
+    """A certificate of the l_1 norm, which has every choice there is, and one with rows that have no slope."""
     out = []
     for norm, radius in ((1.0, 1e-3), (math.inf, 0.3)):
         folder = tmp_path_factory.mktemp("model")

@@ -1,4 +1,4 @@
-"""The checker leaves out no term: no claim may be a little smaller than what the prover, another program, found."""
+"""The checker forgets nothing: no claim may be a little smaller than what the prover, another program, has found."""
 
 import math
 import re

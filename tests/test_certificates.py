@@ -277,7 +277,7 @@ def test_many_rows_go_back_in_parts_and_keep_their_numbers(tmp_path):
 
 
 def test_names_are_meant_as_they_are():
-    """Weights may be named transformer.x; lines of a proof may not."""
+    """Weights may be called transformer.x; lines of a proof may not."""
     proof = proofs(MODELS)[0]
     arrays, about = contents(proof.file)
     file = rewritten(proof.file, {f"transformer.{name}": array for name, array in arrays.items()}, about)

@@ -78,7 +78,7 @@ def test_token_ids(folder):
 
 
 def test_text_with_a_tokenizer(tmp_path):
-    """With a byte-level tokenizer beside the model, a word is found as the tokens that spell it."""
+    """A byte-level tokenizer beside the model; a word is found as the tokens that spell it."""
     from tokenizers import ByteLevelBPETokenizer
     from transformers import GPT2TokenizerFast
 
@@ -290,7 +290,7 @@ def test_progress_bar_on_a_terminal(folder):
 
 
 def test_demo_on_a_terminal(tmp_path):
-    """One digit, with the bar, whose total is known only once the digits are loaded."""
+    """One digit, with the bar: its total is known only once the digits are loaded."""
     script = """
 from pathlib import Path
 from zonogpt_apps.cli import demo

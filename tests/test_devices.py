@@ -128,7 +128,7 @@ def test_float32_arithmetic_and_claims_of_ones_own(name, device):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_searches_take_a_spec_from_anywhere(name, device):
-    """One claim of many is a matrix made on the CPU, and `bench run --attack` replays it with a model on the GPU."""
+    """One claim of many is a matrix made on the CPU: `bench run --attack` replayed it beside a model on the GPU."""
     model = MODELS[name]
     net = moved(model, device, torch.float64)
     for spec in (one_claim(ball(net, LARGE), 0), ball(model, LARGE)):

@@ -117,7 +117,7 @@ def test_symmetric_products_by_strips_are_the_plain_ones(d, monkeypatch):
 
 
 def test_near_singular_covers_at_gpt2_width():
-    """A Gram of rank 3 at d = 768: in its null directions only rounding is left, and the support stays above it."""
+    """A Gram of rank 3 at d = 768: in its null directions rounding is all there is, and the support stays above it."""
     g = generator(2)
     d = 768
     F = randn(g, d, 3)

@@ -52,7 +52,7 @@ def lowest_eigenvalue(difference):
 
 
 def image_that_cancels(g, d):
-    """A factor (d, 1) and a map (d, d) that sends it to zero up to rounding."""
+    """A factor (d, 1) and a map (d, d) that sends it to zero but for rounding."""
     F, A = randn(g, d, 1), randn(g, d, d)
     return F, A - F @ (F.mT @ A) / F.square().sum()
 

@@ -168,7 +168,7 @@ def test_masked_keys_take_no_part():
 
 
 def test_largest_zeta_uses_all_keys_together():
-    """Keys that cannot all move at once: the Gram shows that, the single bounds do not."""
+    """Keys that cannot all move at once: the Gram knows, the single bounds do not."""
     S = 12
     log_P = torch.zeros(1, 1, 1, S).double().log_softmax(-1)
     F = torch.eye(S).double().reshape(1, 1, 1, S, S) - 1 / S
@@ -189,7 +189,7 @@ def flushed():
 
 
 def sleeping_key(reach, level=-708.9):
-    """A key with log P = `level` that gains weight when its score rises by up to `reach`; values 0 and 1."""
+    """A key with log P = `level` that wakes up when its score rises by up to `reach`; values 0 and 1."""
     log_P = torch.tensor([0.0, level], dtype=torch.float64).reshape(1, 1, 1, 2).log_softmax(-1)
     W = torch.tensor([0.0, reach], dtype=torch.float64).reshape(1, 1, 1, 2)
     value = torch.tensor([0.0, 1.0], dtype=torch.float64)

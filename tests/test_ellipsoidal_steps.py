@@ -233,7 +233,7 @@ def projected(block, n):
 
 
 def changes(block, before, pt, z, noise):
-    """Exact changes from the point: dQ (N,H,I,e), dK, dV (N,H,n,e), scores dU (N,H,I,S), P (N,H,I,S)."""
+    """Exact changes against the point: dQ (N,H,I,e), dK, dV (N,H,n,e), scores dU (N,H,I,S), P (N,H,I,S)."""
     x = torch.cat([before.expand(BATCH, -1, -1), point(z, noise)], dim=1)
     q, k, v = projected(block, block.norm(x))
     q = q[:, :, pt.queries.among_all]
@@ -422,7 +422,7 @@ def test_attention_step_contains_the_block(seed, reach, case):
 @pytest.mark.parametrize("reach", [(0.3, 0.0), (1.0, 0.0), (0.0, 0.3), (0.3, 0.3)])
 @pytest.mark.parametrize("seed", range(24))
 def test_attention_pull_where_bounds_are_nearly_tight(seed, reach):
-    """One head of one feature, one symbol, two or three tokens: hardly any slack is left to hide a missing term."""
+    """One head of one feature, one symbol, two or three tokens: hardly any slack to hide a missing term in."""
     S = 2 + seed % 2
     block = attention_block(seed, d=2, n_heads=1 + seed % 2, scale=1.0)
     z = ellipsoidal(seed + 50, n=S, d=2, m=1, radius=reach[0], error=reach[1])
@@ -519,7 +519,7 @@ def test_row_minkowski_contains_sums():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_heavy_weight_in_a_direction_that_the_error_hardly_has(seed):
-    """A column w of W_1 of size 1e9, orthogonal to all but 1e-9 of LayerNorm's error: w^T Q w rounds to zero."""
+    """A column of W_1 of size 1e9, orthogonal to all but 1e-9 of LayerNorm's error: w^T Q w rounds to nothing."""
     g = generator(seed)
     d, radius = 5, 0.25
     norm = Norm(torch.ones(d).double(), torch.zeros(d).double(), 1e-5)

@@ -1,4 +1,4 @@
-"""Scalar functions: every value lies in the range, in the strip and between the lines; none of these is wasteful."""
+"""Scalar functions: every value between the ends is in the range, the strip and between the lines; none is wasteful."""
 
 import math
 

@@ -1,5 +1,5 @@
 """The scalar lemmas, over their whole ranges, by ball arithmetic and exact polynomials: the counterpart of the paper's
-Lean files. Nothing is sampled: a range is cut into balls until every one of them is decided."""
+Lean files. Samples prove nothing here: a range is cut into balls until every one of them is decided."""
 
 import math
 

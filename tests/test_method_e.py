@@ -131,7 +131,7 @@ def test_open_rows_are_chosen_for_each_input(monkeypatch):
 
 
 def test_exact_tokens_count_in_the_plan():
-    """One moving token after many exact ones: these are keys, and a row of scores has a Gram over all keys."""
+    """One moving token behind many exact ones: they are keys, and a row of scores has a Gram over all keys."""
     model = moved(trained("text"), torch.device("cpu"), torch.float64)
     size = ellipsoidal.sizes(model, zonogpt.embedding_ball(model, [1, 2, 3, 4, 5, 6], [5], 1e-3))
     assert (size.n_tokens, size.length) == (1, 6)
@@ -258,7 +258,7 @@ def test_unknown_names_the_block_and_a_radius_that_holds():
 
 
 def test_bounds_level_off_instead_of_exploding():
-    """Ranges of LayerNorm and softmax cap everything: from some radius on, the bound hardly changes."""
+    """Ranges of LayerNorm and softmax cap everything: from some radius on the bound hardly moves."""
     model = zonogpt.load(image_model(2, image_config(n_embd=8, n_head=1, n_layer=3, num_labels=4)))
     image = torch.rand(6, 4, generator=torch.Generator().manual_seed(5))
     worst = [

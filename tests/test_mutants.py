@@ -1,4 +1,4 @@
-"""The mutants themselves: every kind is made, each is another program, and every guarded file has tests."""
+"""The mutants themselves: every kind of them is made, each is another program, and a guarded file has its tests."""
 
 import ast
 import sys

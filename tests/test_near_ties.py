@@ -20,7 +20,7 @@ RADII = (0.0, 1e-12, 1e-9)
 
 
 def near_ties(seed: int):
-    """A model; and for some of its inputs the image, rows (K, outputs), offsets (K,), and each row's exact value."""
+    """A model, and for some inputs of it: the image, rows (K, outputs), offsets (K,), and each row's exact value."""
     model = zonogpt.load(image_model(seed, image_config(n_embd=4, n_head=2, n_layer=1)).double())
     g = generator(seed)
     for _ in range(IMAGES):

@@ -431,7 +431,7 @@ def test_rows_of_softmax_that_overflow_keep_their_range():
 
 
 def test_ends_that_overflowed_are_no_bounds():
-    """In float32 the squares of 1e20 are infinite, and 1 / sqrt(inf) = 0 would be a finite false bound of LayerNorm."""
+    """In float32 the squares of 1e20 are infinite, and 1 / sqrt(inf) = 0 would be a finite lie about LayerNorm."""
     d = 4
     tokens = 1e20 * torch.tensor([[3.0, -3.0, 1.0, -1.0]], dtype=torch.float64)
     norm = Norm(torch.ones(d, dtype=torch.float64), torch.zeros(d, dtype=torch.float64), 1e-5)
@@ -508,7 +508,7 @@ def test_overflow_in_a_baseline_names_its_block():
 
 
 def test_ibp_in_float32_folds_the_head_before_it_is_rounded():
-    """Columns of the head that differ by less than float32 can tell: once rounded, their difference would be wrong."""
+    """Columns of the head that differ by less than float32 can tell: rounded first, their difference would be wrong."""
     hf = image_model(0, image_config(n_embd=8, n_head=2, n_layer=1, num_labels=2)).double()
     image = torch.rand(6, 4, generator=torch.Generator().manual_seed(1)).double()
     model = zonogpt.load(hf)

@@ -1,4 +1,4 @@
-"""benchmarks/peers: the plain network is Hugging Face's, and peers that are not installed are skipped with a line."""
+"""benchmarks/peers: the plain network is Hugging Face's, and what is not installed is skipped with a line."""
 
 import importlib.util
 import json

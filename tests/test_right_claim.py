@@ -180,7 +180,7 @@ def test_claims_that_hold_by_less_than_rounding_are_not_falsified():
 
 def test_rounding_of_a_counterexample_covers_what_float64_rounds():
     """Networks whose outputs float64 gets wrong by much more than a unit: cancelling rows, cancelling weights, GELU at
-    -6 before large weights. The truth comes from ball arithmetic."""
+    -6 seen through large weights. The truth is ball arithmetic's."""
     wrong = 0
     for seed in range(30):
         net = classifier(seed, num_labels=2)

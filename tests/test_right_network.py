@@ -351,7 +351,7 @@ def test_weights_are_those_that_transformers_holds(folder, dtype):
 
 @pytest.mark.parametrize("where", ["first tensor", "index"])
 def test_the_type_that_transformers_chooses_by_itself(folder, where):
-    """Without a type in the config: that of the index, or of the first tensor, to which all others are then rounded."""
+    """Without a type in the config: that of the index, or of the first tensor, in which all others are then rounded."""
     model, certificate = zonogpt.load(folder), folder.parent / "certificate"
     zonogpt.write_certificate(model, zonogpt.embedding_ball(model, IDS, [1], 1e-6), certificate)
     edit(folder, dtype=None)

@@ -1,4 +1,4 @@
-"""The model of arithmetic that all rounding bounds rest on, checked against exact and ball arithmetic."""
+"""The model of arithmetic that all rounding bounds rest on, held against exact and ball arithmetic."""
 
 import math
 from fractions import Fraction

@@ -207,7 +207,7 @@ def test_language_model_claims_are_over_the_vocabulary():
 
 
 def test_a_spec_keeps_its_own_copy_of_what_it_was_given(images):
-    """An array that the caller overwrites must not change a spec built before."""
+    """An array that the caller fills again must not change a spec built before."""
     buffer = IMAGE.double().clone()
     for norm in (math.inf, 2.0, 1.0):
         for radius in (0.0, 0.1):

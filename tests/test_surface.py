@@ -139,7 +139,7 @@ def test_norms_by_name():
 
 
 def test_help_and_version_do_not_import_torch():
-    """That makes them quick: torch alone takes a second."""
+    """What makes them quick: torch alone takes a second."""
     code = (
         "import sys\nfrom zonogpt.cli.app import app\n"
         "for args in (['--version'], ['--help'], ['verify', '-h'], ['bench', 'run', '-h'], ['verify', '--nope']):\n"

@@ -1,4 +1,4 @@
-"""Tokens as text, labels by name: what a user types and reads, and that every token that moves is shown."""
+"""Tokens as text, labels by name: what a user says and reads, and that nothing moves that is not shown."""
 
 import json
 import re

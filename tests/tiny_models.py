@@ -57,7 +57,7 @@ def image(seed: int) -> tuple[PreTrainedModel, SpecOf]:
 
 
 def awkward(seed: int) -> tuple[PreTrainedModel, SpecOf]:
-    """Up to three oddities: weights that are 0, tied, huge or tiny, constant tokens, epsilons from 1e-30 to 1e6."""
+    """Up to three oddities: weights that are 0, tied, huge or tiny, constant tokens; epsilons from 1e-30 to 1e6."""
     rng = random.Random(5000 + seed)
     torch.manual_seed(seed)
     heads = rng.choice([1, 1, 2, 4])

@@ -103,7 +103,7 @@ def error_scores(
 
 
 def _series(t: Ball) -> Ball:
-    """2 psi(t) / t^2 for |t| < 1/2: the first 14 terms of its series, the rest of which is below 1e-16."""
+    """2 psi(t) / t^2 for |t| < 1/2: the first 14 terms of its series, of which the rest is below 1e-16."""
     out = Ball(np.ones(t.shape))
     for k in range(15, 2, -1):
         out = 1 + t / k * out

@@ -123,7 +123,7 @@ def rounding(Q: Tensor, terms: int | Tensor = 0) -> Tensor:
 
     A product of inner length d errs by at most gamma_d |A||B|, and |Q_ab| <= sqrt(Q_aa Q_bb) makes
     |w|^T |Q| |w| <= |w|^2 trace(Q). Two such products are 2 (d + 1) units; twice that leaves room for a third and some
-    sums. Q may be a sum of `terms` (...) squares with weights that are sums too: 2 units for each term, and some.
+    sums. Q may be a sum of `terms` (...) squares with weights that are sums themselves: 2 terms, and some.
     """
     k = torch.as_tensor(2 * terms + 16, device=Q.device).clamp(min=4 * (Q.shape[-1] + 4))
     return gammas(k, Q.dtype, Q) * trace(Q)
@@ -232,7 +232,7 @@ def lambda_max(Q: Tensor, squarings: int = 4) -> Tensor:
 
 
 def rounded_out(Q: Tensor, terms: int | Tensor = 0) -> Tensor:
-    """Q, changed in place: plus the identity, times more than forming Q rounded away and can have underflowed."""
+    """Q, with a multiple of the identity added in place: more than forming Q rounded away and may have underflowed."""
     return widened(Q, up(rounding(Q, terms) + (64 + terms) * least(Q.dtype)))
 
 

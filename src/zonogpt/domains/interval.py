@@ -46,7 +46,7 @@ class Interval:
 
     @property
     def radius(self) -> Tensor:
-        """The distance from `centre`, as computed, to the farther end."""
+        """The distance from `centre`, as rounded, to the farther end."""
         return torch.maximum(self.upper - self.centre, self.centre - self.lower)
 
     @property

@@ -5,7 +5,7 @@
 Shapes: c (S, d), G (m, S, d), L (S, q, d), b (S, d); every token has the same number q of local generators (short
 ones are zero). Prefix rule: a transform keeps the old generators in place and appends new ones after them; only
 `reduce` drops or reorders, between blocks. That is what makes adding a skip connection sound. G and L may be of a
-shorter type than c and b: they are as small as the set. The rounding error of every function here is added to b.
+shorter type than c and b: they are as small as the set. What a function here rounds off joins b.
 """
 
 from __future__ import annotations

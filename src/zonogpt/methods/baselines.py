@@ -146,7 +146,7 @@ class Ibp:
 
 
 class DeepZ:
-    """Generators are never dropped: memory grows with the square of S d, and with every operator."""
+    """Generators are kept for good: memory grows with the square of S d, and with every operator."""
 
     def __init__(self, run: Problem) -> None:
         self.run = run

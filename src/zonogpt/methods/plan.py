@@ -180,7 +180,7 @@ def kept_bytes(sizes: Sizes, item: int) -> int:
 
 
 def _ellipsoidal_bytes(sizes: Sizes, item: int, batch: int) -> tuple[int, int, int]:
-    """Bytes that are not chunked: temporaries of an attention block; those of an MLP block or the head; the tape."""
+    """Temporaries that are not chunked: of an attention block, of an MLP block or the head; and the tape."""
     n, S, d, m, H, f = sizes.n_tokens, sizes.length, sizes.width, sizes.n_inputs, sizes.n_heads, sizes.hidden
     # Tangents have `item` bytes a number, everything else 8.
     state = 8 * n * d * (d + 10) + item * n * d * m  # a set, and what LayerNorm keeps of it

@@ -19,8 +19,8 @@ from zonogpt.transforms.execution import embedding_rounding
 
 @dataclass(frozen=True)
 class Start:
-    """The last tokens of every input of a batch. Shorter sequences have padding in front, so that all end together,
-    with the token that the head reads."""
+    """The last tokens of every input. Shorter sequences have padding in front, so that all end together, with the token
+    that the head reads."""
 
     z: EllipsoidalZonotope
     generators: Tensor  # (B, n, m, d) in float64: z.G before it is rounded to the tangents' type

@@ -77,7 +77,7 @@ class StructuredMethod:
         return self
 
     def batches(self, model: Model, specs: Sequence[Spec], numerics: Numerics) -> list[list[int]]:
-        """One spec at a time: the pool is for one input."""
+        """One at a time: the pool is for one input."""
         return [[i] for i in range(len(specs))]
 
     def bound_many(
@@ -86,7 +86,7 @@ class StructuredMethod:
         return [self.bound(model, spec, numerics, on_block) for spec in specs]
 
     def bound(self, model: Model, spec: Spec, numerics: Numerics, on_block: OnBlock | None = None) -> Bounds:
-        """Lower bounds of the claim's rows over the input set. Centres have the model's dtype, generators the run's."""
+        """Lower bounds of the claim's rows over the input set: centre in the model's dtype, generators in the run's."""
         arithmetic = numerics.arithmetic
         pool = pool_limit(spec.input.n_tokens, model.width, numerics.dtype, numerics.budget_bytes)
         z = settled(self.initial(spec, pool, numerics.dtype, arithmetic))
@@ -128,7 +128,7 @@ class StructuredMethod:
 
 
 def pool_limit(n_tokens: int, width: int, dtype: torch.dtype, budget_bytes: int | None) -> int:
-    """How many generators a token may keep. Without a budget: the paper's number, 512 MiB of float32, in any dtype."""
+    """Generators a token may keep. Without a budget: the paper's number, 512 MiB counted in float32, in any dtype."""
     if budget_bytes is None:
         return generator_limit(n_tokens, width, POOL_BYTES, 4)
     return generator_limit(n_tokens, width, budget_bytes, dtype.itemsize)

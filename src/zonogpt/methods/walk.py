@@ -27,7 +27,7 @@ from zonogpt.transforms.queries import Queries
 
 
 class Step(Protocol):
-    """What the backward pass needs from a block."""
+    """What the backward pass needs of a block."""
 
     @property
     def kind(self) -> str: ...

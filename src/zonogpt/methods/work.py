@@ -78,7 +78,7 @@ def _backward(sizes: Sizes, shape: Shape, tokens: int) -> float:
 
 @dataclass(frozen=True)
 class Teller:
-    """Reports every block that is entered, forward and backward, and how much of the work is done by then."""
+    """Tells of every block that is entered, on the way forward and back, and how much of the work is done by then."""
 
     on_block: OnBlock | None
     kinds: tuple[str, ...]  # of the blocks

@@ -149,7 +149,7 @@ class Model:
         return self.head.weight.device
 
     def converted(self, device: torch.device, dtype: torch.dtype) -> Model:
-        """A copy with blocks and head on `device` in `dtype`. The embedding stays: specs hold what runs need."""
+        """A copy with blocks and head on `device` in `dtype`. The embedding stays: specs hold what runs need of it."""
         return replace(self, blocks=moved(self.blocks, device, dtype), head=moved(self.head, device, dtype))
 
     def forward(self, x: Tensor) -> Tensor:  # embedded tokens (..., S, d) -> outputs (..., K)

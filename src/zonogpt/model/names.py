@@ -86,7 +86,7 @@ def output_called(model: Model, number: int) -> str:
 
 
 def output_number(model: Model, label: object) -> int:
-    """The output that a number or a name stands for; SpecError if there is none, or if it could be either of two."""
+    """The output that a number or a name stands for; SpecError if it is none, or if it could be two."""
     if not isinstance(label, str):
         if isinstance(label, bool):
             raise SpecError(f"a label is a number or a name; got {label!r}")

@@ -46,8 +46,8 @@ class Shape:
 class Norm:
     """gamma * z / sqrt(tau + mean(z^2)) + beta, with z = x - mean(x).
 
-    Without `centred`, z is x itself (RMSNorm). Without `scaled`, nothing is divided: a LayerNorm without variance,
-    or, if it is not centred either, an affine map (a folded BatchNorm).
+    Without `centred`, z is x itself (RMSNorm). Without `scaled`, nothing is divided: a LayerNorm without variance, or,
+    not centred either, an affine map (a folded BatchNorm).
     """
 
     gamma: Tensor  # (d,)

@@ -72,7 +72,7 @@ def _copied(net: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def from_folder(folder: Path, architecture: str, config: Any) -> PreTrainedModel:
-    """What transformers loads from a folder whose config.json and weights were checked, from local safetensors only.
+    """What transformers itself loads from a folder whose config.json and weights were checked: local safetensors only.
 
     Weights are held in the type that config.json names (transformers' "auto").
     """

@@ -72,7 +72,7 @@ HELD = {"_parameters", "_buffers", "_modules"}
 
 
 def require_plain(net: PreTrainedModel) -> None:
-    """ModelError unless the object is what transformers builds from its config. The object is only read."""
+    """ModelError where the object is not what transformers builds from its config. The object is only read."""
     _check_globals()
     _check_config_object(net)
     for name, module in net.named_modules():

@@ -32,7 +32,7 @@ OnShare = Callable[[float], None]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Attack(ByValue):
-    """The result of a search; tensors are in float64 on the CPU.
+    """What a search has seen; tensors are in float64 on the CPU.
 
     margins: (K,), the lowest value of each row of the claim at any point visited; inf if none was finite.
     input: the raw input, in the set, at which `lowest` was seen.
@@ -123,7 +123,7 @@ class _Search:
             self.on_share(min(1.0, self.done / self.work))
 
     def probe(self, ball: Ball, groups: Tensor, together: int, generator: torch.Generator, deadline: float) -> Tensor:
-        """(groups, raw shape): for each group the lowest of many single-coordinate moves. Gradients may miss them:
+        """(groups, raw shape): for each the lowest of many single-coordinate moves. Gradients do not see everything:
         what one coordinate does may show only once it has moved."""
         points = single_moves(ball, PROBES, generator)
         self.work += len(points)
@@ -170,7 +170,7 @@ class _Search:
 
 
 def points_at_once(model: Model, spec: Spec) -> int:
-    """How many points fit into MEMORY_BYTES, with what autograd keeps for them."""
+    """How many points fit into MEMORY_BYTES together with what autograd keeps of them."""
     S, d = spec.input.n_tokens, model.width
     per_block = S * (6 * d + 2 * model.hidden + 3 * S * model.n_heads)
     numbers = len(model.blocks) * per_block + 4 * spec.input.anchor.numel() + 4 * model.n_outputs

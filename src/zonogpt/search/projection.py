@@ -27,7 +27,7 @@ def project(box: Box, points: Tensor) -> Tensor:
 
 
 def shortened(ball: Ball, moves: Tensor) -> Tensor:
-    """Moves (n, q) from the anchor, each replaced by the nearest one that stays in the ball."""
+    """Moves (n, q) from the anchor, each to the nearest that stays in the ball."""
     room = inner_radius(ball)
     if ball.norm == math.inf:
         return moves.clamp(-room, room)  # the box is rounded outwards by an ulp, and an ulp outside is outside

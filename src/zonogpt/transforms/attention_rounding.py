@@ -191,7 +191,7 @@ def output_rounding(
     """(..., I, d): what the block's output is off by.
 
     In head space (..., H, I, e): `heads` is what the heads' outputs are off by, `moved` bounds how far they move
-    linearly, `output` is their value at the centre. `dtype` is the type in which the linear part is computed.
+    linearly, `output` is their value at the centre. `dtype` is the type that the linear part is computed in.
     """
     attention, (H, S), e = point.attention, point.K.shape[-3:-1], point.Q.shape[-1]
     keys, d = point.n_keys[..., 0, :, None], attention.longest

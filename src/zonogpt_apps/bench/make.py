@@ -63,7 +63,7 @@ def make(
     sentences: int = SENTENCES,
     on_model: OnMade | None = None,
 ) -> Benchmark:
-    """Writes the instances of these models, which are in `trained`/NAME, to `out`; those of others stay there."""
+    """Writes the instances of these models, which are in `trained`/NAME, to `out`. Those of other models stay there."""
     if images < 1 or sentences < 1:
         raise OptionError(f"at least one image and one sentence are needed; got {images} and {sentences}")
     check_radii(radii)
@@ -94,7 +94,7 @@ def make(
 
 
 def candidates(model: ModelId, data: Path | None) -> Iterator[Candidate]:
-    """The data set in a random order that is the same for all models."""
+    """The data set in a random order, the same for all models."""
     if model.task == MNIST:
         images = read_images(data, "test")
         for i in _permutation(len(images.labels)):
@@ -113,7 +113,7 @@ def _permutation(n: int) -> list[int]:
 
 
 def chosen(net: Model, given: Iterator[Candidate], count: int, balanced: bool) -> list[Candidate]:
-    """The first `count` that the model classifies correctly; with `balanced`, equally many of each class."""
+    """The first `count` that the model classifies correctly; with `balanced`, as many of each class."""
     most = -(-count // net.n_outputs) if balanced else count
     kept: list[Candidate] = []
     for candidate in given:
@@ -165,7 +165,7 @@ def _claims(task: str, candidate: Candidate) -> Iterator[tuple[str, tuple[int, .
 
 
 def _relative(net: Model, candidate: Candidate, positions: tuple[int, ...] | None, radius: float) -> float:
-    """The l_2 length of the ball's corner divided by that of what moves: of the image, or of the token embeddings."""
+    """The l_2 length of the ball's corner over that of what moves: the image, or the token embeddings."""
     if positions is None:
         content = candidate.raw.double() / 255
     else:

@@ -12,7 +12,7 @@ from zonogpt_apps.bench.instances import Subject, with_tuple
 
 @dataclass(frozen=True)
 class BenchSettings(RunSettings):
-    """What all rows of a directory share. Methods, models and devices may differ there: every row names its own."""
+    """What all rows of a directory share. Methods, models and devices may be mixed in one: every row names its own."""
 
     dtype: str
     timeout: float | None  # seconds of a propagation
@@ -59,6 +59,6 @@ SLOWER = {"E": 1.0, "A": 6.0, "F": 4.0, "D": 4.0, "M": 2.0, "ibp": 0.2, "deepz":
 
 
 def work(method: str, subject: Subject) -> float:
-    """About how long one claim takes, which shares its propagation with the claims about other rivals."""
+    """About how long one claim takes, which shares a propagation with those about other rivals."""
     slower = SLOWER.get(method.removesuffix("-literal"), 1.0)
     return slower * subject.blocks * (SIZES[subject.size][0] / 768) ** 2 / (N_CLASSES[subject.task] - 1)

@@ -119,7 +119,7 @@ class BenchRun:
         return outcome
 
     def announce(self, models: Sequence[ModelId]) -> None:
-        """Tells the watcher how much there is to do, by what the files say at this moment."""
+        """Tells the watcher how much there is to do, as far as the files say at the moment."""
         todo, found = [], 0
         for model in models:
             file = self.out / rows_file(model)

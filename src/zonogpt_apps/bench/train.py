@@ -40,7 +40,7 @@ def train(
     device: str | torch.device = "cpu",
     on_model: OnModel | None = None,
 ) -> list[Training]:
-    """Trains each model into `out`/NAME, in save_pretrained form with its record; models that exist are kept.
+    """Trains each model into `out`/NAME, in save_pretrained form with its record; what is there already is kept.
 
     `data` as in training/data.py; None fetches from the hub.
     """

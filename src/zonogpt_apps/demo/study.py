@@ -49,7 +49,7 @@ class Study:
         return good, min((radius for radius in RADII if radius > good), default=HIGH)
 
     def median_loss(self, method: str, radius: float) -> float:
-        """The median over all digits of what the bounds take from the margin; inf for a digit that was given up."""
+        """Median over all digits of what the bounds take from the margin; inf where a digit was given up."""
         losses = []
         for digit, clean in enumerate(self.clean):
             result = self.results.get((method, radius, digit))

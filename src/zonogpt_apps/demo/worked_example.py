@@ -129,7 +129,7 @@ def sampled_inputs(count: int = 40_000, seed: int = 0) -> Tensor:
 
 @dataclass(frozen=True)
 class FirstToken:
-    """Sampled values of the first token after one step, and the outline of a method's bound of them."""
+    """Sampled values of the first token behind one step, and the outline of a method's bound of them."""
 
     title: str
     axis: str  # what the two coordinates are

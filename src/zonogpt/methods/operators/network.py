@@ -38,7 +38,7 @@ FLAT = Arrangement(COLUMN.back, COLUMN.there)
 
 
 class Operators(Protocol[V]):
-    """What a method must define for its values. Shapes are those of one input: (S, d), (H, S, S), ..."""
+    """What a method must say about its values. Shapes are those of one input: (S, d), (H, S, S), ..."""
 
     def bounds(self, x: V) -> Interval:
         """An interval that holds every entry."""
@@ -75,7 +75,7 @@ def attention(ops: Operators[V], block: Block[Attention], x: V) -> V:
 
 
 def projected(ops: Operators[V], block: Block[Attention], n: V) -> tuple[V, V, V]:
-    """Queries (already times the scale of the scores), keys and values, (H, S, e) each."""
+    """Queries (with the scale of the scores), keys and values, (H, S, e) each."""
     of = block.branch
     heads = Arrangement(of.split_heads, of.join_heads)
     b_q = None if of.b_q is None else of.b_q * of.scale
@@ -99,7 +99,7 @@ BLOCKS: Mapping[str, Callable[[Operators[Any], Any, Any], Any]] = {"attention": 
 
 
 def pooled(ops: Operators[V], head: Head, x: V, n_tokens: int) -> V:
-    """What the head's linear map reads, without the final LayerNorm's scale and shift: (S, d) -> (1, d)."""
+    """What the head's linear map reads, but for the final LayerNorm's scale and shift: (S, d) -> (1, d)."""
     n = ops.arrange(normalised(ops, head.layer_norm, x), TRANSPOSE)
     return ops.arrange(ops.dense(n, head.read_weights(n_tokens)[:, None], None), TRANSPOSE)
 
@@ -113,7 +113,7 @@ def claim(ops: Operators[V], head: Head, pool: V, rows: Tensor, offset: Tensor, 
 
 
 def normalised(ops: Operators[V], norm: Norm, x: V) -> V:
-    """The norm's output without its scale and shift: (S, d) -> (S, d)."""
+    """The norm's output but for its scale and shift: (S, d) -> (S, d)."""
     return NORMS[norm.kind](ops, norm, x)
 
 

@@ -16,7 +16,7 @@ def plan_intervals(sizes: Sizes, item: int) -> Plan:
 
 
 def plan_zonotopes(sizes: Sizes, item: int) -> Plan:
-    """Memory for symbols, counted operator by operator; each has a coefficient for every entry of every value alive."""
+    """Symbols are counted operator by operator; each has a coefficient for every entry of every value alive."""
     S, d = sizes.n_tokens, sizes.width
     N, peak = sizes.n_inputs, 0
     for kind, shape in sizes.blocks:

@@ -143,7 +143,7 @@ def attend(
     padding: Tensor | None = None,
     arithmetic: Arithmetic = "real",
 ) -> tuple[EllipsoidalZonotope, AttentionStep]:
-    """Z' with A(x) in Z' at the queries for x in the sources' set, with the same symbols; and the step for the adjoint.
+    """Z' with A(x) in Z' at the queries, for x in the sources' set, same symbols; and the step for the adjoint.
 
     `padding` as in Attention.visible. With float32, every execution of A(x) is in Z'. Memory
     O(B (n m d + n d^2 + H n S (S + e))) and some `limit` bytes of tangents; products O(n m d^2 + n d^3 + n S d^2).
@@ -237,7 +237,7 @@ def _tangent_sums(
 
 @dataclass(frozen=True)
 class Changes:
-    """Bounds of how far queries, keys and values are from the centre's: coordinate by coordinate, and in length."""
+    """How far queries, keys and values are from the centre's: coordinate by coordinate, and in length."""
 
     Q: Tensor  # (B, H, I, e)
     K: Tensor  # (B, H, S, e)

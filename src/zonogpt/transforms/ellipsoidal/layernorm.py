@@ -120,7 +120,7 @@ class LayerNormStep:
         return norm_error(self.norm, centred, up(self.z.c.abs() + radius), rho)
 
     def for_the_tape(self) -> LayerNormStep:
-        """The step without the error's Gram: the backward pass uses the error itself, and the Gram is as large as Q."""
+        """Without the error's Gram: the backward pass meets the error itself, and the Gram is as large as Q."""
         return dataclasses.replace(self, error_gram=self.error_gram[..., :0, :0].clone())
 
     @property
@@ -135,8 +135,8 @@ class LayerNormStep:
     def _times(self, gamma: Tensor, v: Tensor) -> Tensor:
         """gamma (rho (v - mean v) - rho^3 / d (z0 . v) z0).
 
-        Both corrections are one product of inner length 2, so that v, the largest array here, is read only a few times.
-        z0 is mean-free, so z0 . v needs no centring.
+        Both corrections are one product of inner length 2: v, the largest array there is, is read few times. z0 is
+        mean-free, so z0 . v needs no centring.
         """
         d = v.shape[-1]
         rho, unit = self._rho, self.z0 * self.a0.rsqrt()[..., None]  # of size one: it overflows in no short type
@@ -157,7 +157,7 @@ class LayerNormStep:
         return before.transpose(1, 2), _sum_up(torch.where(flat, range_, error))
 
     def loss(self, functionals: Tensor, limit: int) -> Tensor:
-        """(B, K): the most that functionals (B, K, n, d) can fall below their value at the centre, without pull."""
+        """(B, K): the most that functionals (B, K, n, d) fall below their value at the centre; pulls nothing back."""
         _, error, linear, range_ = self._enclosures(functionals, limit)
         return _sum_up(torch.where(self.sloped[..., None], torch.fmin(error + linear, range_), range_))
 
@@ -175,7 +175,7 @@ class LayerNormStep:
     def _losses(self, raw: Tensor, w: Tensor, tokens: slice) -> tuple[Tensor, Tensor]:
         """(B, n, K) each: the most that -w . e can be with the slope, and the most that the slope's own part can be.
 
-        `w` is `raw` less its mean, which the deviation does not see; z0 and the bend are mean-free only up to rounding.
+        `w` is `raw` without its mean, which the deviation does not see; z0 and the bend are mean-free but for rounding.
         """
         raw, w = raw[:, tokens], w[:, tokens]
         z0, a0, Q = self.z0[:, tokens], self.a0[:, tokens], self.z.Q[:, tokens]

@@ -45,7 +45,7 @@ def hidden_rounding(mlp: Mlp, norm: NormStep, z: EllipsoidalZonotope) -> HiddenR
 
 @dataclass(frozen=True)
 class StripSizes:
-    """The strip slope t + mid +- half around the activation: its value at the centre, and its parts, (B, n, f)."""
+    """The line slope t + mid +- half that stands for the activation: its value at the centre, its parts, (B, n, f)."""
 
     value: Tensor
     slope: Tensor

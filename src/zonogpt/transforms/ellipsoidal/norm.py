@@ -17,7 +17,7 @@ from zonogpt.transforms.queries import Queries
 class NormStep(Protocol):
     """For every x in z:  norm(x) = centre + J (x - c) + e + s,  |s| <= rounding,  e + s in E(error_gram).
 
-    `rounding` also bounds what applying J in floating point rounds off.
+    `rounding` also bounds what applying J in floating point takes away.
     """
 
     @property
@@ -60,7 +60,7 @@ class NormStep(Protocol):
         """Functionals (B, K, n, d) of the output as functionals of the input, and what the error takes (B, K)."""
 
     def loss(self, functionals: Tensor, limit: int) -> Tensor:
-        """(B, K): the most that functionals (B, K, n, d) can fall below their value at the centre, without pull."""
+        """(B, K): the most that functionals (B, K, n, d) fall below their value at the centre; pulls nothing back."""
 
 
 NORMS: Mapping[str, Callable[[Norm, EllipsoidalZonotope, int], NormStep]] = {"LayerNorm": layernorm_step}

@@ -102,7 +102,7 @@ def shared_images(point: AttentionPoint, t: SharedTangents, sloped: Tensor) -> T
 
 @dataclass(frozen=True)
 class LocalTangents:
-    """The images of n tangents at each source token s: Q, K, V (S, n, H, e); scores by what a source changes.
+    """The images of n tangents at each source token s: Q, K, V (S, n, H, e); scores split in what a source changes.
 
     column (S, n, H, S): the score of query i on the source's key, for i != s (zero at i = s)
     row    (S, n, H, S): the source's own query's scores on every key j

@@ -30,7 +30,7 @@ class LayerNormBounds:
 
     More sharply, e_N = gamma * ehat with mean(ehat) = 0 and |ehat| <= R_hat. J is LayerNorm's Jacobian at c where
     `sloped`; at the other tokens J = 0 and the centre is the middle of LayerNorm's range. `rounding` also bounds what
-    applying J to all generators rounds off.
+    applying J to all generators takes away.
     """
 
     at: NormPoint

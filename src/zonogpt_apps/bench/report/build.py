@@ -1,4 +1,4 @@
-"""bench report: from rows to files. The same rows give the same bytes, anywhere and at any time."""
+"""bench report: from rows to files. The same rows give the same bytes, wherever and whenever."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from zonogpt_apps.bench.report.summary import Summary
 
 
 def commands(summary: Summary) -> str:
-    """The commands, one per line. Directory names are examples: a report does not say where it was made."""
+    """Directory names are examples: a report does not say where it was made."""
     models = [line.model for line in summary.models]
     chosen = "" if set(models) == set(PAPER_MODELS) else f" --models {','.join(map(str, models))}"
     lines = [

@@ -1,7 +1,7 @@
 """What the paper itself reports, as data: its two tables and the numbers that only its text states.
 
-Its models were trained by its authors, on an RTX 4090; ours are trained again. So counts side by side compare the
-methods on benchmarks made by one recipe, not on the same weights.
+Its models were trained by its authors, on an RTX 4090; ours are trained again. So counts beside each other say how the
+methods do on benchmarks made by one recipe, not on the same weights.
 """
 
 from __future__ import annotations

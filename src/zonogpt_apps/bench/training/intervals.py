@@ -1,7 +1,7 @@
 """Interval bounds of a whole batch as a differentiable loss: Gowal et al.'s training, for GPT-2.
 
-A value is a centre, which is the exact forward pass, and a radius per entry, kept apart so that radii far below the
-centre's rounding still mean something. This is a loss and no proof: nothing is rounded outward. Method ibp proves.
+Values are a centre, which is the exact forward pass, and a radius per entry, kept apart so that radii far below the
+centre's rounding still mean something. A loss, not a proof: nothing is rounded outward. Method ibp proves.
 """
 
 from __future__ import annotations

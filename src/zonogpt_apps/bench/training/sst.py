@@ -33,7 +33,7 @@ SORTED_TOGETHER = 50  # batches whose sentences are sorted by length, so that li
 
 @dataclass
 class Radius:
-    """The radius of the interval loss, adjusted after every step."""
+    """The radius of the interval loss, which is moved after every step."""
 
     value: float
     first: float
