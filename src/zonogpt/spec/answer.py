@@ -1,4 +1,4 @@
-"""What is to be kept: the model's own answer, or what the user asks for instead, as a claim."""
+"""The claim to prove: that the model keeps its own answer, or what the user asks for instead."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from zonogpt.spec.claims import (
 )
 from zonogpt.spec.inputs import Box
 
-MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"  # of config.problem_type
+MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"  # values of config.problem_type
 
-Label = int | str  # a number, or a name from config.id2label; of a language model a token
+Label = int | str  # a number, or a name from config.id2label; for a language model, a token
 Rows = tuple[Any, Any, Iterable[Iterable[int]] | None]  # rows (K, outputs), offset (K,), groups of rows
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be kept. By default, the model's answer does not change.
+    """What must hold. By default, the model's answer does not change.
 
-    The answer is the largest output: `label`, by default the model's own on the unperturbed input. A model of one
+    The answer is the largest output: `label`, by default the model's own on the unperturbed input. A model with one
     output answers by its sign, and a multi-label classifier (config.problem_type) by the sign of each output.
 
     `target`: the answer stays above these outputs, whatever the others do. `top_k`: the answer stays among the k
     largest outputs. `keep_sign`: every output keeps its side of 0. `interval`: every output stays between the two
-    numbers, which a regression model needs, as nothing else says what counts as the same answer. `rows` is (rows,
-    offset, groups), with None for no groups: see `Spec.with_claim`.
+    numbers. A regression model needs it: nothing else says what counts as the same answer. `rows` is (rows, offset,
+    groups), with None for no groups: see `Spec.with_claim`.
     """
 
     label: Label | None = None
@@ -73,7 +73,7 @@ class Asked:
 
     @property
     def about_largest(self) -> bool:
-        """Whether the claim is about the largest output, if the model answers by it."""
+        """Whether the claim is about the largest output, for a model that answers by its largest output."""
         return self.interval is None and self.rows is None and not self.keep_sign
 
 

@@ -1,4 +1,4 @@
-"""What is claimed of the outputs: rows of `C @ output + offset`, in groups. In every group one row must be positive."""
+"""Claims about the outputs: rows of `C @ output + offset`, in groups. In every group, one row must be positive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 class Functionals(NamedTuple):
-    """The rows of a claim in terms of what the head's linear map reads: row k is `rows[k] . pooled + offset[k]`.
+    """The rows of a claim as functions of the input of the head's linear map: row k is `rows[k] . pooled + offset[k]`.
 
     A claim about several positions has rows (K, S, d), one functional for each token.
     """
@@ -36,7 +36,7 @@ class Functionals(NamedTuple):
 class Claim(ABC):
     """For every input and every group, at least one row of the group is positive (which one may depend on the input).
 
-    `margins`, a value or a bound for each row, are (..., K), K the number of rows, wherever they appear.
+    Wherever they appear, `margins` (..., K) hold a value or a bound for each of the K rows.
     """
 
     label: int | None  # the output that is claimed to be the largest, if that is the claim
@@ -53,7 +53,7 @@ class Claim(ABC):
     @property
     @abstractmethod
     def words(self) -> str:
-        """What is claimed, for people."""
+        """The claim in words, for people."""
 
     @abstractmethod
     def margins(self, output: Tensor) -> Tensor:
@@ -61,62 +61,62 @@ class Claim(ABC):
 
     @abstractmethod
     def magnitude(self, output: Tensor) -> Tensor:
-        """(..., outputs) -> (..., K): the sizes of what each row adds up, for its rounding."""
+        """(..., outputs) -> (..., K): the absolute values of each row's terms, added up; for its rounding error."""
 
     @abstractmethod
     def spread(self, radius: Tensor) -> Tensor:
-        """(..., outputs) -> (..., K): how far each row can move when the outputs do by `radius`."""
+        """(..., outputs) -> (..., K): how far each row can move when every output moves by at most `radius`."""
 
     @abstractmethod
     def functionals(self, head: Head) -> Functionals:
-        """The rows and the head's linear map in one, in float64."""
+        """The rows composed with the head's linear map, in float64."""
 
     @abstractmethod
     def functional_sizes(self, head: Head) -> Tensor:
-        """(K, d): bounds for what forming the rows rounds off, entry by entry, in units of gamma_d.
+        """(K, d): bounds on the rounding error of forming the rows, entry by entry, in units of gamma_d.
 
-        An entry that is a sum of d terms or fewer is off by at most gamma_d times the sum of their sizes. One that
-        adds up all outputs is off by n_outputs / d times as much."""
+        An entry that sums d terms or fewer is off by at most gamma_d times the sum of their absolute values. The bound
+        of an entry that sums over all outputs is n_outputs / d times as large."""
 
     def group_values(self, margins: Tensor) -> Tensor:
-        """(..., K) -> (..., G): the largest row of each group, NaN where one of its rows is."""
+        """(..., K) -> (..., G): the largest row of each group, NaN where one of its rows is NaN."""
         return margins if self.groups is None else margins[..., _padded(self.groups, margins.device)].amax(-1)
 
     def value(self, margins: Tensor) -> Tensor:
-        """(..., K) -> (...): the lowest group's; 0 or less where an output with these margins breaks the claim."""
+        """(..., K) -> (...): the lowest group value; 0 or less where an output with these margins breaks the claim."""
         return self.group_values(margins).amin(-1)
 
     def proved(self, margins: Tensor) -> bool:
-        """Whether these lower bounds (K,) prove the claim: in every group one is positive. NaN proves nothing."""
+        """Whether these lower bounds (K,) prove the claim: every group has a positive one. NaN proves nothing."""
         return self._in_every_group(margins > 0)
 
     def broken(self, negative: Tensor) -> bool:
-        """Whether an input breaks the claim on which these rows (K,) are known to be negative: all of some group."""
+        """Whether an input with these rows (K,) known to be negative breaks the claim: all rows of some group are."""
         return not self._in_every_group(~negative)
 
     def deciding_row(self, margins: Tensor) -> int:
-        """The row that `value` is the value of."""
+        """The row whose margin `value` returns."""
         if self.groups is None:
             return int(margins.argmin())
         group = self.groups[int(self.group_values(margins).argmin())]
         return group[int(margins[list(group)].argmax())]
 
     def _in_every_group(self, rows: Tensor) -> bool:
-        """Whether every group has one of these rows (K,), given as a bool each."""
+        """Whether every group contains one of these rows, given as bools (K,)."""
         return bool((rows if self.groups is None else rows[_padded(self.groups, rows.device)].any(-1)).all())
 
 
 def _padded(groups: Groups, device: torch.device) -> Tensor:
-    """(G, rows of the largest group): the groups' rows, the first of each once more where a group has fewer."""
+    """(G, rows of the largest group): the rows of each group; a smaller group repeats its first row."""
     most = max(map(len, groups))
     return torch.tensor([[*group, *group[:1] * (most - len(group))] for group in groups], device=device)
 
 
 @dataclass(frozen=True)
 class MarginClaim(Claim):
-    """Output `label` is above every other one: rows are true minus rival, rivals in increasing order.
+    """Output `label` is above every other one: each row is its output minus a rival's, rivals in increasing order.
 
-    Kept apart from LinearClaim because a language model has 50,257 outputs and a dense C would fill the memory.
+    This is not a LinearClaim because a language model has 50,257 outputs, and a dense C would fill the memory.
     """
 
     label: int
@@ -151,15 +151,15 @@ class MarginClaim(Claim):
         return Functionals(self.margins(weight).T, self.margins(offset))
 
     def functional_sizes(self, head: Head) -> Tensor:
-        return self.margins(head.weight.double()).T.abs()  # one difference: off by a unit of itself
+        return self.margins(head.weight.double()).T.abs()  # an entry is one difference: off by a unit of itself
 
 
 @dataclass(frozen=True)
 class TopClaim(Claim):
-    """One output stays among the `k` largest: at most k - 1 of the rows, which are those of `above`, ever fail.
+    """One output stays among the `k` largest: at every input, at most k - 1 rows fail. The rows are those of `above`.
 
-    As groups: of every k rows one is positive. There are too many of those groups to write down, and sorting says the
-    same: the claim holds where the k-th lowest row is positive.
+    As groups, the claim says that of every k rows one is positive. There are too many of these groups to list, but
+    sorting says the same: the claim holds where the k-th lowest row is positive.
     """
 
     above: MarginClaim
@@ -196,7 +196,7 @@ class TopClaim(Claim):
         return self.above.functional_sizes(head)
 
     def group_values(self, margins: Tensor) -> Tensor:
-        """(..., K) -> (..., 1): the k-th lowest row; NaN where any row is."""
+        """(..., K) -> (..., 1): the k-th lowest row; NaN where any row is NaN."""
         value = margins.kthvalue(self.k, dim=-1, keepdim=True).values
         return torch.where(margins.isnan().any(-1, keepdim=True), math.nan, value)
 
@@ -281,7 +281,7 @@ def _output(label: int, n_outputs: int) -> int:
 
 
 def sign_claim(output: Tensor) -> LinearClaim:
-    """Every output keeps its side of 0; `output` (K,) says which. A row per output."""
+    """Every output keeps its side of 0, which is that of `output` (K,). There is one row per output."""
     sides = torch.where(output.double().cpu() > 0, 1.0, -1.0)
     words = "the output keeps its sign" if len(sides) == 1 else f"each of {len(sides)} labels keeps its side of 0"
     return LinearClaim(torch.diag(sides), torch.zeros_like(sides), words)
@@ -305,7 +305,10 @@ def interval_claim(interval: object, n_outputs: int) -> LinearClaim:
 def linear_claim(
     rows: object, offset: object, n_outputs: int, groups: Iterable[Iterable[int]] | None = None
 ) -> LinearClaim:
-    """Rows (K, outputs) and offset (K,): all of them, or of each group of rows any."""
+    """All of `rows @ output + offset` are positive or, with `groups`, at least one row of each group.
+
+    The shapes are (K, outputs) and (K,).
+    """
     try:
         C, o = torch.as_tensor(rows, dtype=torch.float64), torch.as_tensor(offset, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -325,7 +328,7 @@ def linear_claim(
 
 
 def check_groups(groups: Iterable[Iterable[int]], n_rows: int) -> Groups | None:
-    """The groups as tuples; None if that says that all rows must hold."""
+    """The groups as tuples; None if every row is a group by itself, so that all rows must hold."""
     try:
         kept = tuple(tuple(operator.index(row) for row in group) for group in groups)
     except TypeError as error:

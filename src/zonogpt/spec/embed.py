@@ -1,7 +1,7 @@
 """Affine maps from raw numbers to embedded tokens: pixels through patches, token embeddings at positions.
 
-Every raw number touches one token. So a box of raw numbers is, exactly, a centre (S, d) and local generators (S, q, d):
-one generator per raw number, at its own token.
+Every raw number affects one token. So a box of raw numbers is exactly a centre (S, d) and local generators (S, q, d),
+with one generator per raw number, at its own token.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class EmbedMap(Protocol):
 
     @property
     def inputs_per_token(self) -> int:
-        """How many raw numbers make a token that moves."""
+        """How many raw numbers a moving token is made of."""
 
     @property
     def ids(self) -> Tensor | None:
@@ -45,24 +45,24 @@ class EmbedMap(Protocol):
 
     @property
     def summands(self) -> int:
-        """How many products an embedded token is the sum of."""
+        """How many products are summed in each coordinate of an embedded token."""
 
     def sizes(self, raw: Tensor) -> Tensor:
-        """(S, d): the sizes of what an embedded token adds up, for one raw input."""
+        """(S, d): the absolute values of an embedded token's terms, added up, for one raw input."""
 
     def factors(self, raw: Tensor) -> Tensor:
-        """(S, d): the sizes of the factors of these products, added up; 0 where nothing is multiplied."""
+        """(S, d): the absolute values of all factors of these products, added up; 0 where nothing is multiplied."""
 
     def local_generators(self, radius: Tensor) -> Tensor:
-        """The image of half-widths (raw shape): (S, q, d), off by at most one unit each."""
+        """(S, q, d): the generators for half-widths (raw shape), each coefficient off by at most one unit."""
 
     def first_touched(self, moves: Tensor) -> int:
-        """The first token that may change when the raw numbers `moves` (raw shape, bool) do, or one before which none
-        can if there are none."""
+        """The first token that may change when the raw numbers marked in `moves` (raw shape, bool) change. If none
+        may, a token before which none can."""
 
     def belongs_to(self, model: Model, anchor: Tensor) -> bool:
-        """Whether this model would embed raw inputs exactly so, the unperturbed one as `anchor`: a proof for another
-        model would mean nothing."""
+        """Whether this model embeds raw inputs exactly as this map does, `anchor` being the unperturbed one. A proof
+        for another model would mean nothing."""
 
     def outputs_of(self, original: Original, raw: Tensor, dtype: torch.dtype) -> Tensor:
         """(outputs,): what the original answers to one raw input, computed in `dtype`."""
@@ -70,7 +70,7 @@ class EmbedMap(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class PatchMap(ByValue):
-    """Pixels (height, width), all of which may move, through the patches of an image model."""
+    """Embeds pixels (height, width), all of which may move, through the patches of an image model."""
 
     embedding: ImageEmbedding
 
@@ -124,10 +124,10 @@ class PatchMap(ByValue):
 
 @dataclass(frozen=True, eq=False)
 class TokenMap(ByValue):
-    """Token embeddings (positions, d) at some positions; position embeddings are added, all other tokens stay."""
+    """Embeds token embeddings (positions, d) at some positions: adds position embeddings, leaves all other tokens."""
 
-    base: Tensor  # (S, d): the embedded sequence, with zero in place of the token embedding where it moves
-    ids: Tensor  # (n,), with any padding behind the last token that is read
+    base: Tensor  # (S, d): the embedded sequence, with zeros in place of the token embeddings that move
+    ids: Tensor  # (n,), including any padding after the last token that is read
     positions: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -200,7 +200,10 @@ def token_map(model: Model, ids: Tensor, positions: tuple[int, ...]) -> TokenMap
 
 
 def _require_places(positions: tuple[int, ...], n_tokens: int) -> None:
-    """A position given twice would move its token twice as far as is bounded."""
+    """SpecError unless the positions are distinct, in range and at least one.
+
+    A position given twice would move its token twice as far as the bounds assume.
+    """
     if len(set(positions)) < max(1, len(positions)) or not set(positions) <= set(range(n_tokens)):
         raise SpecError(f"positions must be distinct, at least one, in 0..{n_tokens - 1}; got {list(positions)}")
 

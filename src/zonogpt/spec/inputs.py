@@ -30,7 +30,7 @@ class Box(ByValue):
 
     @property
     def p(self) -> float:
-        """inf, 2 or 1: the norm of the noise that `centre_and_noise` writes the set with."""
+        """inf, 2 or 1: the norm of the noise by which `centre_and_noise` describes the set."""
         return math.inf
 
     @property
@@ -48,11 +48,11 @@ class Box(ByValue):
         return self.embed.n_tokens
 
     def first_moving(self) -> int:
-        """The first token that any input of the set changes, or one before which none does."""
+        """The first token that changes anywhere in the set; if none does, a token before which none changes."""
         return self.embed.first_touched(self.upper > self.lower)
 
     def belongs_to(self, model: Model) -> bool:
-        """Whether this model would embed the raw inputs exactly so: a proof for another one would mean nothing."""
+        """Whether this model embeds raw inputs exactly as `embed` does. A proof for another would mean nothing."""
         return self.embed.belongs_to(model, self.anchor)
 
 
@@ -91,8 +91,8 @@ def centre_and_radius(box: Box) -> tuple[Tensor, Tensor]:
 def centre_and_noise(box: Box) -> tuple[Tensor, Tensor, float]:
     """(centre, scale, p): every raw input of the set is centre + scale * noise with ||noise||_p <= 1.
 
-    An l_1 or l_2 ball keeps the anchor as its centre; of what clipping takes away only coordinates that cannot move at
-    all are used.
+    An l_1 or l_2 ball keeps the anchor as its centre. Its clipping is ignored, except that coordinates that cannot move
+    at all get scale 0.
     """
     ball = box.ball
     if ball is None or ball.norm == math.inf:

@@ -1,4 +1,4 @@
-"""Which tokens of a text move: the last, all, some at random, the ones at given places, or those of some words."""
+"""Which tokens of a text move: the last, all, some at random, the ones at given places, or those of given words."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ LISTED = re.compile(r"\d{1,9}(,\d{1,9})*", re.ASCII)
 
 @dataclass(frozen=True)
 class Positions:
-    """They move together, unless each is to be an input of its own. Tokens that a tokenizer added to a text are never
-    the last, nor among all or the random ones; by number they may be named."""
+    """The tokens that move: together, unless each is to be an input of its own.
+
+    Tokens that a tokenizer added to a text never count as the last, as part of all, or as random ones. They may be
+    listed by number.
+    """
 
     kind: str  # "last", "all", "random", "listed" or "words"
-    count: int = 0  # of random ones
+    count: int = 0  # how many random ones
     listed: tuple[int, ...] = ()
     words: tuple[str, ...] = ()
 
@@ -42,7 +45,8 @@ class Positions:
         )
 
     def of(self, text: object, n_read: int, seed: int = 0, index: int = 0) -> list[int]:
-        """For the text `index`, of which `n_read` tokens are read. Random ones depend on seed and index only."""
+        """The positions in text number `index`, of which `n_read` tokens are read. Random ones are drawn with a seed
+        that depends on `seed` and `index` only."""
         if self.kind == "listed":
             return list(self.listed)
         if self.kind == "words":
@@ -64,7 +68,7 @@ class Positions:
 
 
 def named(positions: str | None, words: Sequence[str] | None) -> str | None:
-    """The one string that `Positions.parse` reads, of what was given: positions or words; None for neither."""
+    """The string for `Positions.parse`, from positions or from words; None if neither is given."""
     if positions is not None and words is not None:
         raise OptionError("give positions or words, not both")
     if words is None:

@@ -14,7 +14,7 @@ from zonogpt.spec.inputs import Box
 
 @dataclass(frozen=True)
 class TokenScale:
-    """A token that moves, in the norm of its ball (of a box: inf)."""
+    """The size of a token that moves, in the norm of its ball (for a box: inf)."""
 
     position: int
     id: int
@@ -22,10 +22,10 @@ class TokenScale:
     length: float  # norm of its embedding
     nearest: int | None  # the other token whose embedding is nearest; None: there is no other
     nearest_token: str | None
-    distance: float  # to that one; inf without
+    distance: float  # to that token; inf if there is none
 
     def shares(self, radius: float) -> tuple[float, float]:
-        """The radius as a part of the token's norm, and of the distance to its nearest other token."""
+        """The radius as a fraction of the token's norm, and of the distance to the nearest other token."""
         return _share(radius, self.length), _share(radius, self.distance)
 
     @property

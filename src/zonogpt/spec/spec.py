@@ -26,7 +26,7 @@ from zonogpt.spec.positions import Positions
 from zonogpt.support.tensors import ByValue, moved
 
 NORMS = {"inf": math.inf, "2": 2.0, "1": 1.0}
-LARGEST = 1e300  # radius: what it is multiplied with to be rounded outward is finite
+LARGEST = 1e300  # of a radius: small enough that it stays finite when it is rounded outward
 
 Numbers = Tensor | np.ndarray | Sequence[Any]  # an array of numbers, or lists of them
 Ids = Tensor | np.ndarray | Sequence[int]  # a Text is such a sequence
@@ -37,8 +37,8 @@ class Spec(ByValue):
     """What is to be proved, from `image_ball` or `embedding_ball`.
 
     input: the input set.
-    claim: what is claimed of the outputs at every input of it.
-    n_outputs: of the model.
+    claim: what is claimed of the outputs at every input of that set.
+    n_outputs: the model's number of outputs.
     """
 
     input: Box
@@ -67,7 +67,8 @@ class Spec(ByValue):
     def with_claim(self, rows: object, offset: object, groups: Iterable[Iterable[int]] | None = None) -> Spec:
         """The same input set with the claim `rows @ output + offset > 0`, rows (K, outputs) and offset (K,).
 
-        All rows must be positive; with `groups`, lists of row numbers, for every input at least one row of each group.
+        All rows must be positive. With `groups`, lists of row numbers, every input needs at least one positive row in
+        each group.
         """
         claim = linear_claim(rows, offset, self.n_outputs, groups)
         claim = moved(claim, self.input.anchor.device, torch.float64)
@@ -101,7 +102,7 @@ def image_ball(
 
     `image` is (height, width) with floats in [0, 1]. `norm` is inf (every pixel may move by the radius), 2 or 1.
 
-    The answer is the largest output: the model's own, or `label`. Other claims: it stays above the outputs `target`, or
+    The answer is the largest output: the model's own, or `label`. Other claims: it stays above the outputs `target` or
     among the `top_k` largest; every output keeps its side of 0 (`keep_sign`) or stays in `interval`; linear `rows`
     (docs/claims.md).
     """
@@ -132,10 +133,10 @@ def embedding_ball(
     keep_sign: bool = False,
     rows: Rows | None = None,
 ) -> Spec:
-    """The model's answer stays while the token embeddings at `positions` (from 0) move within `radius`, together.
+    """The model's answer stays while the token embeddings at `positions` (from 0) move together within `radius`.
 
-    `input_ids` are numbers, or a text as `zonogpt.text` reads it; its `at("good", "film")` gives positions. "last" and
-    "all" leave out tokens that the tokenizer added to a text. `norm` is inf (every coordinate may move by the radius),
+    `input_ids` are numbers, or a text from `zonogpt.text`, whose `at("good", "film")` gives positions. "last" and "all"
+    leave out tokens that the tokenizer added to a text. `norm` is inf (every coordinate may move by the radius),
     2 or 1; there is one ball around all these tokens. The claims are those of `image_ball`.
     """
     if isinstance(input_ids, Text):
@@ -151,12 +152,12 @@ def embedding_ball(
 
 
 def box_spec(model: Model, box: Box, label: Label | None = None, interval: tuple[float, float] | None = None) -> Spec:
-    """All inputs of `box` keep the model's answer (see `Asked`). `box.embed` is the model's own (`patch_map` or
-    `token_map`), and a text's anchor is what its tokens embed to."""
+    """All inputs of `box` keep the model's answer (see `Asked`). `box.embed` must be the model's own (`patch_map`
+    or `token_map`), and the anchor of a text must be the embeddings of its tokens."""
     ends = (box.lower, box.anchor, box.upper)
     if any(end.dtype != torch.float64 or tuple(end.shape) != box.embed.raw_shape for end in ends):
         raise SpecError(f"a box needs lower, anchor and upper in float64, of shape {box.embed.raw_shape}")
-    if not bool(((box.lower <= box.anchor) & (box.anchor <= box.upper)).all()):  # NaN is not
+    if not bool(((box.lower <= box.anchor) & (box.anchor <= box.upper)).all()):  # NaN fails too
         raise SpecError("a box needs lower <= anchor <= upper everywhere")
     if box.ball is not None:
         check_radius(box.ball.radius)
@@ -167,7 +168,7 @@ def box_spec(model: Model, box: Box, label: Label | None = None, interval: tuple
 
 
 def spec_of(model: Model, box: Box, asked: Asked) -> Spec:
-    """The claim that is asked for, over a set that was checked."""
+    """The spec with the claim that is asked for, over a set that has been checked."""
     claim = moved(answer_claim(model, box, asked), model.device, torch.float64)
     return Spec(box, claim, model.n_outputs)
 
@@ -195,7 +196,7 @@ def check_radius(radius: object) -> float:
         raise SpecError(f"the radius must be a number, not a string: {radius} without quotes")
     if value < 0:
         raise SpecError(f"the radius must be 0 or more; got {radius!r}")
-    if not 0 <= value <= LARGEST:  # NaN is not
+    if not 0 <= value <= LARGEST:  # NaN fails too
         raise SpecError(f"the radius must lie in 0..{LARGEST:g}; got {radius!r}")
     return value
 
