@@ -31,7 +31,7 @@ def verify(
     """Tries to prove the spec's claim for every input of its set, or, with `attack`, to find one that breaks it.
 
     "verified" is returned only when the certified margins prove the claim; "falsified" only with an input of the set on
-    which the Hugging Face model itself breaks the claim, in float32 and in float64, and by more than float64 rounds
+    which the Hugging Face model itself breaks the claim, in float32 and in float64, and by more than float64 rounding
     (an estimate: zonogpt.model.sensitivity). The unperturbed input is always tried. With `attack`, a gradient search of
     the set comes first, and `seed` seeds it. Otherwise the answer is "unknown", or "timeout" after `timeout` seconds
     (checked between blocks).
@@ -75,12 +75,12 @@ def verify_many(
 ) -> list[Result]:
     """`verify` for several specs of one model, in batches where the method can: the same results in less time.
 
-    Bounds do not depend on what else is in a batch, but sums are added up in another order there. Margins are those of
-    `verify` to 1e-12 of their size on a CPU and 1e-10 on a GPU (which pads sequences); with dtype float32 to 1e-6.
-    Only margins that are nearer to zero than that can change a verdict.
+    Bounds do not depend on what else is in a batch, but a batch adds up sums in another order. Margins agree with those
+    of `verify` to 1e-12 of their size on a CPU and 1e-10 on a GPU (which pads sequences); with dtype float32, to 1e-6.
+    Only margins closer to zero than that can change a verdict.
 
     `seconds` of a result is its share of the batch, and `timeout` is per spec. `on_result(index, result)` is called as
-    soon as a result is there.
+    soon as a result is known.
     """
     verifier = Verifier(
         model, method=method, attack=attack, timeout=timeout, device=device, dtype=dtype, budget_bytes=budget_bytes,

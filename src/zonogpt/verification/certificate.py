@@ -1,9 +1,9 @@
-"""Writes a proof of method E down, so that `zonogpt_check` can go through it line by line.
+"""Writes down a proof by method E so that `zonogpt_check` can go through it line by line.
 
-A certificate is the forward and the backward pass once more, over all tokens and with bounds that leave some room
+A certificate records a second forward and backward pass, over all tokens and with bounds that leave some room
 (`with_room`): the checker rounds differently, and its bounds must stay below those it reads. Choices (slopes, weights
-of covers, which enclosure) are written because any are sound; bounds and sets, because they are compared. The checker
-goes through every certificate before its file appears.
+of covers, which enclosure) are written because any choice is sound. Bounds and sets are written to be compared. Unless
+that is switched off, the checker goes through a certificate before its file appears.
 Derivations: docs/math.md, section 15.
 """
 
@@ -67,12 +67,12 @@ def write_certificate(
     check: bool = True,
     on_check: Callable[[], None] | None = None,
 ) -> Tensor:
-    """Proves the spec once more by method E, about real arithmetic, writes that down, and returns the margins (K,).
+    """Proves the spec again by method E, in real arithmetic, writes the proof down, and returns the margins (K,).
 
     With `check` the file appears only after `zonogpt_check` has accepted it, reading it and the model from the disk; a
-    model that was loaded as an object is saved to a temporary directory for that. `on_check` is called before, as that
-    may take longer than the proof. CertificateError if the claim is not proved with the room that a certificate needs,
-    or if the checker does not accept the file; nothing is written then.
+    model that was loaded as an object is saved to a temporary directory for that. `on_check` is called before the
+    check, which may take longer than the proof. CertificateError if the claim is not proved with the room that a
+    certificate needs, or if the checker does not accept the file; nothing is written then.
     """
     check_match(model, spec)
     RULES.require(model, "a certificate")
@@ -116,7 +116,7 @@ def write_certificate(
 
 
 def _require_expressible(spec: Spec) -> None:
-    """CertificateError for a spec that certificates have no words for."""
+    """CertificateError for a spec that a certificate cannot express."""
     if spec.input.ball is None:
         raise CertificateError("no certificate: it would be about a ball, and this input set is a box without a radius")
     if not spec.claim.needs_every_row:
@@ -142,7 +142,7 @@ def _accept(file: Path, model: Model) -> None:
 
 
 def _packed(arrays: Arrays, about: dict[str, Any]) -> bytes:
-    """As safetensors, with the digest of the whole file, its own digits taken as zeros, in the header."""
+    """The certificate as safetensors. Its header holds the digest of the whole file, taken with zeros in its place."""
     metadata = {"format": FORMAT, "digest": ZEROS, "about": json.dumps(about)}
     content = save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata)
     said = hashlib.sha256(content).hexdigest()
@@ -150,7 +150,7 @@ def _packed(arrays: Arrays, about: dict[str, Any]) -> bytes:
 
 
 def _require_gpt2(model: Model) -> None:
-    """ModelError for what the files of a GPT-2 cannot say, and `model_digest` therefore does not cover."""
+    """ModelError for what GPT-2's files cannot express and `model_digest` therefore does not cover."""
     wanted = "mean" if model.embedding.reads == "images" else "last"
     if not model.causal:
         raise ModelError(f"a certificate has no rule for bidirectional attention ({model.name})")
@@ -161,7 +161,7 @@ def _require_gpt2(model: Model) -> None:
 
 
 def model_digest(model: Model) -> str:
-    """sha256 of all that the files of a GPT-2 say about its outputs, weights as float64."""
+    """The sha256 of everything that a GPT-2's files say about its outputs, with the weights as float64."""
     image: list[int] = []
     if model.embedding.reads == "images":
         embedding = image_embedding(model)
@@ -180,7 +180,7 @@ def _weights_of_norm(norm: Norm) -> list[Tensor]:
 
 
 def _weights_of_attention(block: Block[Attention]) -> list[Tensor]:
-    """As GPT-2's files have them: queries, keys and values side by side."""
+    """The weights as GPT-2's files store them: queries, keys and values side by side."""
     of = block.branch
     biases = [b for _, b in of.projections if b is not None]
     wide = [torch.cat([w for w, _ in of.projections], dim=1)] + ([torch.cat(biases)] if biases else [])
@@ -219,12 +219,13 @@ def _input(arrays: Arrays, model: Model, spec: Spec) -> dict[str, Any]:
 
 
 def _claim(tape: Tape, spec: Spec, tick: Tick = nobody) -> tuple[Arrays, Tensor]:
-    """The claim's margins, and what every step takes from those rows that go back through all blocks."""
+    """The claim's arrays and margins. The arrays say what every step takes from the rows that go back through all
+    blocks."""
     margins, rows, losses = adjoint(tape, tick)
     arrays: Arrays = {"claim.rows": rows[0].cpu().numpy()}
     if isinstance(spec.claim, LinearClaim):
         arrays |= {"claim.matrix": _floats(spec.claim.rows), "claim.offset": _floats(spec.claim.offset)}
-    # What is nothing but rounding is another number in the checker, in size at most what all steps round.
+    # A loss that is nothing but rounding has another value in the checker, in size at most the rounding of all steps.
     rounded = torch.stack([loss for (_, _, step), loss in losses.items() if step == "rounding"]).sum(0)
     losses = {where: _wider(loss) + rounded / (16 * len(losses)) for where, loss in losses.items()}
     for (block, kind, step), loss in losses.items():
@@ -239,12 +240,12 @@ def _claim(tape: Tape, spec: Spec, tick: Tick = nobody) -> tuple[Arrays, Tensor]
 
 
 def _wider(loss: Tensor, times: int = 1) -> Tensor:
-    """The loss with room for the checker. A loss against a range may be negative."""
+    """The loss with room for the checker: a share of its size, as a loss against a range may be negative."""
     return loss + times * room() * loss.abs()
 
 
 def _blocks(arrays: Arrays, tape: Tape) -> None:
-    """The sets between the blocks, and each step's choices and bounds."""
+    """Adds to `arrays` the sets between the blocks, and each step's choices and bounds."""
     sets = [step.z for step in tape.steps] + [tape.head.z]
     places = [f"block {t} ({step.kind})" for t, step in enumerate(tape.steps, start=1)]
     for place, z in zip(["input", *places], sets, strict=True):
@@ -297,9 +298,9 @@ RULES = Rules(  # what the checker knows
 
 
 def _choices(place: str, choices: Choices, tokens: slice = slice(None)) -> Arrays:
-    """The last axis is that of tokens wherever not all of them are needed."""
+    """The choices as arrays. Where not all tokens are needed, the last axis is that of the tokens."""
     out: Arrays = {}
     for name, x in choices.items():
-        one = x[0] if len(x) == 1 else x[:, 0]  # the batch of one comes first, or behind the sets of a sum
+        one = x[0] if len(x) == 1 else x[:, 0]  # the batch axis comes first, or after that of a sum's sets
         out[f"{place}.{name}"] = one[..., tokens].contiguous().cpu().numpy()
     return out

@@ -1,4 +1,4 @@
-"""A hint for an input that could not be proved: a smaller radius that can."""
+"""A hint for an input that could not be proved: a smaller radius that can be."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from zonogpt.spec.spec import Spec
 from zonogpt.verification.result import Result
 from zonogpt.verification.session import Verification
 
-HALVINGS = 10  # of the radius, in search of one that holds
+HALVINGS = 10  # at most so many trials in search of a radius that is certified
 
 
 def with_hint(run: Verification, spec: Spec, result: Result, seconds: float) -> Result:
-    """An "unknown" of method E with a smaller certified radius, found in so many more seconds; others as they are."""
+    """The result. If it is an "unknown" of method E, spends up to `seconds` more on a smaller radius that is certified.
+
+    Other results, and those that ran out of memory or are not about a ball, are returned as they are.
+    """
     hopeless = result.status != "unknown" or result.stopped == "memory"
-    if run.options.method != "E" or hopeless or not spec.radius:  # a box has none
+    if run.options.method != "E" or hopeless or not spec.radius:  # a box has no radius
         return result
     started = time.perf_counter()
     tell = run.on_block
@@ -33,9 +36,9 @@ def with_hint(run: Verification, spec: Spec, result: Result, seconds: float) -> 
 
 
 def smaller_radius(run: Verification, spec: Spec, seconds: float) -> float | None:
-    """A radius below the spec's that the run certifies: by halving, then one step back up; None if none was found.
+    """A radius below the spec's that the run certifies, found by halving and one step back up; None if none is found.
 
-    Radii of three digits: what is printed is what was proved.
+    Radii have three digits, so that what is printed is what was proved.
     """
     deadline = time.perf_counter() + seconds
     found, radius = None, three_digits(spec.require_ball().radius / 2)

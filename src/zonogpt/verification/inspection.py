@@ -22,7 +22,7 @@ from zonogpt.support.speed import multiply_adds_per_second
 from zonogpt.support.tensors import tensors_in
 from zonogpt.verification.options import as_dtype, check_limits
 
-# Method E on two CPU cores: right to a factor of 1.6 on nine sizes, widths 64 to 768, images and texts.
+# For method E on two CPU cores. Right within a factor of 1.6 for nine sizes, widths 64 to 768, images and texts.
 SECONDS_PER_BLOCK, SHARE_OF_SPEED = 0.012, 0.6
 
 
@@ -30,20 +30,20 @@ SECONDS_PER_BLOCK, SHARE_OF_SPEED = 0.012, 0.6
 class Inspection:
     """What a model is, and what a run will need.
 
-    name, architecture, n_parameters, width, n_heads, hidden, n_outputs: of the model; hidden is the largest number of
-        hidden units.
+    name, architecture, n_parameters, width, n_heads, hidden, n_outputs: those of the model; hidden is the largest
+        number of hidden units.
     n_blocks, n_layers: residual blocks, and those of them in which tokens see each other.
     pool: which tokens the outputs are read from.
     tokens, moving, inputs: how many tokens the predictions are for, how many of them move, and how many raw numbers
-        that is. None where nobody has said; the plans are empty then.
-    dtype: of generators and tangents.
-    weight_bytes: all copies of the weights that a run holds.
-    free_bytes: of memory, on the model's device.
-    structured_input_bytes, dense_input_bytes: the generators of a ball over all embeddings, as local and as dense ones,
-        8 bytes each (the paper's example).
-    generator_limit: generators that a token may keep, of the paper's methods.
-    plans: by method, the memory of a run and the numbers of its symbols; only methods that have rules for the model.
-    seconds: about what one run of method E takes here, right to a factor of 3.
+        that is. They are None if no tokens were given; the plans are empty then.
+    dtype: the type of generators and tangents.
+    weight_bytes: memory for all copies of the weights that a run holds.
+    free_bytes: free memory on the model's device.
+    structured_input_bytes, dense_input_bytes: memory for the generators of a ball over all embeddings, as local and as
+        dense ones, 8 bytes per coefficient (the paper's example).
+    generator_limit: how many generators a token may keep in the paper's methods.
+    plans: for each method that has rules for the model, the memory of a run and the numbers of its symbols.
+    seconds: roughly how long one run of method E takes here, right within a factor of 3.
     """
 
     name: str
@@ -87,8 +87,11 @@ def inspect(
     dtype: str | torch.dtype | None = None,
     budget_bytes: int | None = None,
 ) -> Inspection:
-    """Sizes and predictions. For texts these need `tokens`, a text or how many there are, and the `positions` that move
-    together (default: all); without tokens there are no plans."""
+    """The sizes of a model, and predictions of what a run needs.
+
+    For texts, predictions need `tokens`, which is a text or a number of tokens, and the `positions` that move together
+    (default: all). Without tokens there are no plans.
+    """
     check_model(model)
     run_dtype = as_dtype(dtype)
     check_limits(None, budget_bytes)
@@ -107,7 +110,7 @@ def inspect(
         first = at[0] if model.causal else 0
         rows = max(1, model.n_outputs - 1)
         whole = Sizes(length, length, d, block_sizes(model), len(at) * per_token, per_token, rows, model.device.type)
-        behind = replace(whole, n_tokens=length - first)  # method E does not propagate the tokens before these
+        behind = replace(whole, n_tokens=length - first)  # method E leaves out the tokens before the first that moves
         numerics = Numerics(run_dtype, budget_bytes=budget_bytes)
         plans = {
             name: method.plan(behind if name == "E" else whole, numerics)
@@ -148,7 +151,7 @@ def inspect(
 def _text(
     model: Model, tokens: int | Ids | None, longest: int, positions: Iterable[int] | str | None
 ) -> tuple[int, tuple[int, ...]]:
-    """How many tokens are read, and which of them move; none if nobody has said."""
+    """How many tokens are read, and which of them move. Without `tokens`: the most that can be read, and none."""
     if tokens is None:
         return longest, ()
     if isinstance(tokens, int):
@@ -164,21 +167,24 @@ def _text(
 
 
 def about_seconds(multiply_adds: float, blocks: int, per_second: float) -> float:
-    """Of method E, whose products are smaller than those that the device was measured with; each block costs some time
-    whatever its size."""
+    """Roughly how long method E takes. Its products are smaller than those that the device was measured with, and each
+    block costs some time whatever its size."""
     return SECONDS_PER_BLOCK * blocks + multiply_adds / (SHARE_OF_SPEED * per_second)
 
 
 def structured_bytes(n_tokens: int, width: int) -> int:
-    """A ball over all S d embedding coordinates as local generators: d per token, d coefficients each, 8 bytes."""
+    """The memory of a ball over all S d embedding coordinates as local generators.
+
+    Each token has d of them, with d coefficients of 8 bytes each.
+    """
     return n_tokens * width**2 * 8
 
 
 def dense_bytes(n_tokens: int, width: int) -> int:
-    """The same ball as dense generators: S d of them, S d coefficients each, 8 bytes."""
+    """The memory of the same ball as dense generators: S d of them, with S d coefficients of 8 bytes each."""
     return n_tokens**2 * width**2 * 8
 
 
 def count_parameters(value: Any) -> int:
-    """Numbers in all distinct weight tensors (a tied head counts once)."""
+    """How many numbers all distinct weight tensors hold (a tied head counts once)."""
     return sum(tensor.numel() for tensor in {t.data_ptr(): t for t in tensors_in(value)}.values())

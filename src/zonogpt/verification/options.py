@@ -1,4 +1,4 @@
-"""How a model is verified: one value, checked at the door and passed on whole."""
+"""How a model is verified: all options in one value, which is checked when it is made."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclass(frozen=True)
 class Options:
-    """How to verify; what to verify is in the spec. OptionError for values that make no sense, as it is made."""
+    """How to verify; what to verify is in the spec. OptionError if it is made with values that make no sense."""
 
     method: str = "E"
     attack: bool = False  # search for a counterexample first
@@ -50,7 +50,7 @@ class Options:
         return Numerics(self.dtype, self.arithmetic, self.budget_bytes)
 
     def of(self, method: str) -> Options:
-        """The same for another method."""
+        """The same options for another method."""
         return replace(self, method=method)
 
     @property
@@ -60,7 +60,7 @@ class Options:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """Every option, as JSON has it."""
+        """Every option as a plain value, for JSON."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return values | {"dtype": self.dtype_name, "device": None if self.device is None else str(self.device)}
 
@@ -94,17 +94,17 @@ def as_dtype(dtype: str | torch.dtype | None) -> torch.dtype:
 
 
 def as_device(device: str | torch.device | None) -> torch.device | None:
-    """The device that is named. Whether it can be used is seen where the work is done: by `usable`."""
+    """The named device. Whether it can be used is checked where the work is done, by `usable`."""
     if device is None:
         return None
     try:
         return torch.device(device)
-    except Exception as error:  # of many types, by what is wrong with the name
+    except Exception as error:  # its type depends on what is wrong with the name
         raise _unusable(device, error) from error
 
 
 def usable(device: torch.device | None, model: Model) -> torch.device:
-    """The device, by default the model's; OptionError unless it computes."""
+    """The device, by default the model's; OptionError if nothing can be computed on a device that is given."""
     if device is None:
         return model.device
     try:
@@ -133,7 +133,7 @@ def check_limits(timeout: float | None, budget_bytes: int | None) -> None:
 
 
 def check_executable(model: Model, arithmetic: Arithmetic) -> None:
-    """OptionError where executions in float32 are asked for that would have other weights, or another epsilon."""
+    """OptionError if executions in float32 are asked for and would have other weights or another epsilon."""
     if arithmetic == "real":
         return
     for tensor in tensors_in((model.embedding, model.blocks, model.head)):

@@ -1,4 +1,4 @@
-"""A result as a picture: its margins, and what took from them; or the counterexample."""
+"""A result as a picture: its margins and what each block takes from them, or the counterexample."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from zonogpt.support.plotting import INK, STYLE, method_colour, rc_context, subplots
 from zonogpt.verification.result import Result
 
-MOST_ROWS = 20  # margins that are shown: the lowest
-FEWEST_BARS = 4  # room for so many, so that a single bar is no block
+MOST_ROWS = 20  # how many margins are shown: the lowest
+FEWEST_BARS = 4  # the axis has room for so many, so that a single bar does not fill it
 NOT_PROVED = "#b9bfc4"
 
 
@@ -34,7 +34,7 @@ def result_figure(result: Result) -> Any:
 
 
 def plain(text: str) -> str:
-    """Without formulas: matplotlib reads what is between dollars as one."""
+    """The text with its dollar signs escaped: matplotlib reads what stands between two of them as a formula."""
     return text.replace("$", r"\$")
 
 
@@ -50,7 +50,7 @@ def block_losses(result: Result) -> list[tuple[str, float]]:
 
 
 def _counterexample(ax: Any, result: Result) -> None:
-    """An image as it is; of a text, whose tokens have no picture, what the model says of it."""
+    """Draws an image as it is; for a text, whose tokens cannot be drawn, writes the reason in words."""
     assert result.counterexample is not None
     if is_image(result):
         ax.imshow(result.counterexample, cmap="gray", vmin=0.0, vmax=1.0)
@@ -84,7 +84,7 @@ def _margins(ax: Any, result: Result) -> None:
 
 
 def row_name(result: Result, row: int) -> str:
-    """Rivals are the outputs in order, without the label; they have the names that the model's config gives them."""
+    """The name of a row. Rivals are the outputs in order, without the label, under the names in the model's config."""
     if result.label is None:
         return str(row)
     number = row if row < result.label else row + 1
@@ -101,6 +101,6 @@ def _losses(ax: Any, shares: list[tuple[str, float]], method: str) -> None:
 
 
 def _room_for_bars(ax: Any, count: int) -> None:
-    """The first on top, and a few numbers on the axis, so that they do not touch."""
+    """Puts the first bar on top, and only a few numbers on the axis, so that they do not touch."""
     ax.set_ylim(max(count, FEWEST_BARS) - 0.5, -0.5)
     ax.locator_params(axis="x", nbins=5)

@@ -1,4 +1,4 @@
-"""Full precision of matrix products while bounds are computed: asked for, and looked at."""
+"""Full precision of matrix products while bounds are computed: it is asked for, and then tested."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 
 from zonogpt.errors import PrecisionError
 
-SPREAD = {torch.float32: 60, torch.float64: 500}  # exponents of the probe, up and down: all products are normal numbers
+SPREAD = {torch.float32: 60, torch.float64: 500}  # the probe's exponents go up and down to this: products are normal
 
 
 @contextlib.contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """TF32, bfloat16 products and autocast are off inside. Settings are left as they were found."""
+    """Inside, TF32, bfloat16 products and autocast are off. Afterwards, all settings are as they were found."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_highest())
         stack.enter_context(torch.autocast(device.type, enabled=False))
@@ -25,7 +25,10 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _highest() -> Iterator[None]:
-    """PyTorch has two interfaces to the same setting and refuses to read the older one after the newer was used."""
+    """Sets the highest precision of products in float32.
+
+    PyTorch has two interfaces to this setting and refuses to read the older one after the newer was used.
+    """
     places = _newer_interface()
     found = [place.fp32_precision for place in places]
     try:
@@ -50,7 +53,7 @@ def _highest() -> Iterator[None]:
 
 
 def _newer_interface() -> list[Any]:
-    """What holds the precision of products in float32; nothing in versions of PyTorch that lack that interface."""
+    """The objects that hold the precision of products in float32; none in versions of PyTorch that lack them."""
     if not hasattr(torch.backends, "fp32_precision"):
         return []
     backends: Any = torch.backends  # newer than its type annotations
@@ -58,16 +61,16 @@ def _newer_interface() -> list[Any]:
 
 
 def require_full_precision(device: torch.device) -> None:
-    """PrecisionError unless products and sums come out as IEEE arithmetic has them.
+    """PrecisionError unless products and sums come out as in IEEE arithmetic.
 
-    Products of 1 + eps with 1, and sums of eps onto 1, must be exact: with fewer bits they would not be. So must they
-    beside numbers that are larger by many orders of magnitude and meet zeros: products that are emulated by integers
-    cut a row at the same place for all its entries, wherever the largest of them is. Numbers below the smallest normal
-    one must not become 0.
+    Products of 1 + eps and 1, and sums of 1 and eps, must be exact; with fewer bits they would not be. They must be
+    exact even next to numbers that are larger by many orders of magnitude and are multiplied by zeros: products that
+    are emulated with integers cut all entries of a row at the same bit, which the largest of them sets. Numbers below
+    the smallest normal one must not become 0.
     """
     for dtype in (torch.float32, torch.float64):
         eps = torch.finfo(dtype).eps
-        small = torch.full((1 << 16,), torch.finfo(dtype).tiny, dtype=dtype, device=device)  # for every thread some
+        small = torch.full((1 << 16,), torch.finfo(dtype).tiny, dtype=dtype, device=device)  # some for every thread
         if not bool((small / 2 > 0).all()):
             raise PrecisionError(
                 f"{device} flushes numbers below the smallest normal one to 0 in this process. Switch that off:"
@@ -79,7 +82,7 @@ def require_full_precision(device: torch.device) -> None:
         sums[:, 0], sums[:, 40] = 1, eps
         powers = torch.arange(64, dtype=dtype, device=device) / 63 * 2 * SPREAD[dtype] - SPREAD[dtype]
         scale = torch.exp2(powers.round())
-        wide, back = (1 + eps) * ones * scale, torch.diag(1 / scale)  # rows of all sizes, and what undoes them
+        wide, back = (1 + eps) * ones * scale, torch.diag(1 / scale)  # entries of all sizes, and what undoes them
         products = torch.stack(
             [
                 more @ ones,

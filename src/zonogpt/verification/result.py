@@ -1,4 +1,4 @@
-"""What a run returns: the verdict, the certified margins, and the ledger of where width came from. JSON both ways."""
+"""What a run returns: the verdict, the certified margins, and the ledger of where width came from. From and to JSON."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ SCHEMA = "zonogpt-result-1"  # described by schemas/result.json beside this file
 class Result(ByValue):
     """A verdict and its details.
 
-    status: "verified", "falsified", "unknown" or "timeout"; `verified` says the first of these as a bool.
+    status: "verified", "falsified", "unknown" or "timeout"; `verified` is True for the first.
     margins: (K,) certified lower bounds, one for each row of the claim, in float64 on the CPU: by default the label's
         output minus each rival's, rivals in increasing order. -inf where nothing is certified.
     reason: a one-sentence explanation.
     method: the method that computed the bounds.
-    radius, norm: of the ball; the norm is "inf", "2" or "1". None where the input set is a box that is no ball.
-    label, label_name: the output that is to stay the largest, None where the claim is another; and what it is called,
-        by config.id2label or by what a token spells.
-    seconds: what the verdict took, without the hint.
+    radius, norm: those of the ball; the norm is "inf", "2" or "1". None if the input set is a box that is not a ball.
+    label, label_name: the output that must stay the largest (None if the claim is another), and its name, from
+        config.id2label or from what the token spells.
+    seconds: how long the verdict took, without the hint.
     peak_bytes: peak memory of the process (CPU) or of the device during the run.
-    dtype: of generators and tangents; everything else is in float64.
-    device: where it was computed.
-    arithmetic: what the verdict is about: "real", or "float32" for every execution in it.
+    dtype: the type of generators and tangents; everything else is in float64.
+    device: where the result was computed.
+    arithmetic: what the verdict is about: "real" arithmetic, or "float32" for every execution in float32.
     guarantee: "bounded", or "estimated" for methods that only estimate their own rounding: deepz, crown, covenn.
     claim: what was to be proved, in words.
     weights, stored: the types of the weights, as transformers holds them and as the checkpoint has them.
-    counterexample: if falsified, the input, in the shape of what moves and inside the set.
-    answer, answer_name: the model's answer to it.
-    replayed: the claim's value there in the Hugging Face model, by dtype; 0 or less.
-    certified_radius: with a hint, a smaller radius that is certified, where this one is not.
-    hint_seconds: what looking for that radius took; None if nobody looked.
-    ledger: which block and step took how much from the margins.
+    counterexample: if falsified, an input of the set that breaks the claim, in the shape of what moves.
+    answer, answer_name: the model's answer to the counterexample, and the name of that answer.
+    replayed: for each dtype, the claim's value at the counterexample in the Hugging Face model; 0 or less.
+    certified_radius: with a hint, a smaller radius that is certified where this one is not.
+    hint_seconds: how long the search for that radius took; None if there was none.
+    ledger: how much each block and step took from the margins, or for methods other than E, how much width it caused.
     stopped: why there are no bounds: "timeout", "memory" or "overflow". None if there are, or if a counterexample made
         them needless.
     subject: what the result is about; `about` shows it as plain values.
@@ -95,7 +95,7 @@ class Result(ByValue):
 
     @property
     def verdict(self) -> str:
-        """The status, and of a proof what it rests on: "verified (rounding bounded, real arithmetic)"."""
+        """The status and, for a proof, what it rests on: "verified (rounding bounded, real arithmetic)"."""
         return f"{self.status} ({basis(self.guarantee, self.arithmetic)})" if self.verified else self.status
 
     @property
@@ -112,7 +112,7 @@ class Result(ByValue):
 
     @property
     def about(self) -> dict[str, Any]:
-        """Versions, model and digests of its files, input and its tokens, options: plain values, as in the JSON."""
+        """Versions, the model and digests of its files, the input and its tokens, options: plain values, as in JSON."""
         return self.subject.plain
 
     def __repr__(self) -> str:
@@ -138,7 +138,7 @@ class Result(ByValue):
         return text + html.table((), rows)
 
     def plot(self) -> Any:
-        """A matplotlib figure: the certified margins, and of method E what each block takes from them."""
+        """A matplotlib figure: the certified margins and, for method E, what each block takes from them."""
         from zonogpt.verification.picture import result_figure  # matplotlib is slow to import
 
         return result_figure(self)
@@ -155,7 +155,7 @@ class Result(ByValue):
 
     @staticmethod
     def from_json(text: str) -> Result:
-        """RecordError for a text that `to_json` of this version did not write."""
+        """The result that `to_json` wrote; RecordError for a text that `to_json` of this version did not write."""
         try:
             fields = parse_json(text)
         except (ValueError, TypeError) as error:
@@ -182,7 +182,7 @@ class Result(ByValue):
         return Result(**values, subject=Subject.known({name: fields[name] for name in ABOUT}))
 
 
-ABOUT = ("versions", "model", "input", "claim_rows", "options")  # what `about` of a result holds
+ABOUT = ("versions", "model", "input", "claim_rows", "options")  # the keys of a result's `about`
 
 
 def _require_sense(values: dict[str, Any], claim_rows: object) -> None:

@@ -1,4 +1,4 @@
-"""A model made ready for a device, and what is asked of it: specs in, results out, batch by batch."""
+"""A model prepared for a device, and the runs on it: specs in, results out, batch by batch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _OutOfTimeError(Exception):
 
 @contextmanager
 def computing(device: torch.device) -> Iterator[None]:
-    """Without gradients, in full precision."""
+    """Inside, gradients are off and matrix products have full precision."""
     with torch.no_grad(), full_precision(device):
         yield
 
@@ -55,8 +55,8 @@ class Session:
 
     model: Model  # as it was given
     exact: Model  # in float64, where the work is done: outputs, bounds and searches are computed with it
-    original: Original | None  # which judges counterexamples
-    _ready: set[tuple[str, str]] = field(default_factory=set)  # methods and arithmetics that suit the model
+    original: Original | None  # the model that judges counterexamples
+    _ready: set[tuple[str, str]] = field(default_factory=set)  # pairs of method and arithmetic that suit the model
 
     @staticmethod
     def open(model: Model, options: Options) -> Session:
@@ -69,21 +69,21 @@ class Session:
 
     @cached_property
     def rounded(self) -> Model:
-        """In float32, to see what rounding does: for methods that only estimate it."""
+        """The model in float32, which shows what rounding does, for methods that only estimate it."""
         return self.model.converted(self.device, torch.float32)
 
     def here(self, spec: Spec) -> Spec:
-        """The spec where the work is done."""
+        """The spec on the session's device."""
         return moved(spec, self.device, torch.float64)
 
     def require(self, options: Options) -> None:
-        """OptionError unless these options suit the model; they may be others than the session was opened with."""
+        """OptionError unless these options suit the model; they may differ from those the session was opened with."""
         if (options.method, options.arithmetic) not in self._ready:
             check_ready(self.model, options, elsewhere=True)
             self._ready.add((options.method, options.arithmetic))
 
     def prepare(self, specs: Sequence[Spec], options: Options, on_block: OnBlock | None = None) -> Verification:
-        """What is needed to verify these specs, or smaller ones around the same inputs."""
+        """A run that can verify these specs, or smaller ones around the same inputs."""
         self.require(options)
         for spec in specs:
             check_match(self.model, spec)
@@ -94,7 +94,7 @@ class Session:
     def search(
         self, spec: Spec, options: Options, deadline: float = math.inf, on_share: OnShare | None = None
     ) -> Finding:
-        """What a search of the spec's set comes to; gradients are taken also where the caller has switched them off."""
+        """What a search of the spec's set finds. Gradients are taken even if the caller has switched them off."""
         with torch.enable_grad():
             return falsify(self.exact, spec, self.original, seed=options.seed, deadline=deadline, on_share=on_share)
 
@@ -109,7 +109,7 @@ class NoBounds:
 
 @dataclass(frozen=True)
 class Verification:
-    """A method, with its memory for what inputs have in common, on a session's model."""
+    """A method on a session's model. The method remembers what its inputs have in common."""
 
     session: Session
     method: Method
@@ -177,7 +177,7 @@ class Verification:
         )
 
     def _unperturbed(self, specs: Sequence[Spec], net: Model) -> Tensor:
-        """(B, outputs), in float64: what `net`, of whatever type, answers at the anchors."""
+        """(B, outputs): the outputs of `net`, of whatever type, at the anchors, in float64."""
         tokens = [spec.input.embed(spec.input.anchor) for spec in specs]
         outputs = torch.empty(len(specs), net.n_outputs, dtype=torch.float64, device=net.device)
         for length in {len(x) for x in tokens}:
@@ -186,7 +186,7 @@ class Verification:
         return outputs
 
     def _allowances(self, specs: Sequence[Spec], outputs: Tensor) -> list[Tensor | None]:
-        """What is taken off the margins of each spec for rounding; None: the method bounds its own."""
+        """What is subtracted from the margins of each spec for rounding; None: the method bounds its own rounding."""
         if self.options.guarantee == "bounded":
             return [None] * len(specs)
         rounded = self._unperturbed(specs, self.session.rounded)
@@ -207,7 +207,7 @@ class Verification:
         )  # fmt: skip
 
     def _find(self, spec: Spec, output: Tensor, deadline: float) -> Finding:
-        """The unperturbed input, whose output is given, if it breaks the claim; with an attack, whatever that finds."""
+        """The unperturbed input, whose output is given, if it breaks the claim; else, with an attack, what it finds."""
         holds = spec.claim.proved(spec.claim.margins(output))
         finding = Finding(None, math.inf)
         if not holds and bool(output.isfinite().all()):
@@ -248,7 +248,7 @@ class Verification:
         return [outcome for spec in specs for outcome in self._bounds([spec], deadline)]
 
     def _require_memory(self, specs: Sequence[Spec]) -> None:
-        """Before anything is allocated: is there room for the largest of them alone?"""
+        """NotEnoughMemoryError, before anything is allocated, if there is no room for the largest spec alone."""
         net, numerics = self.session.exact, self.options.numerics
         plans = [self.method.plan(self.method.sizes(net, spec), numerics) for spec in specs]
         need, free = max(plan.peak_bytes for plan in plans), free_bytes(self.session.device)
@@ -262,7 +262,7 @@ class Verification:
 def judged(
     claim: Claim, result: Result, outcome: Bounds | NoBounds, found: Finding, allowance: Tensor | None
 ) -> Result:
-    """The result with the outcome's bounds, less the allowance for rounding, if they do not bound it themselves."""
+    """The result with the outcome's bounds, less an allowance for rounding if they do not bound it themselves."""
     if isinstance(outcome, NoBounds):
         return dataclasses.replace(
             result,
@@ -273,7 +273,7 @@ def judged(
     margins = outcome.margins.to("cpu", torch.float64)
     margins = margins if allowance is None else margins - allowance
     status, reason = judge(claim, margins)
-    if status == "verified" and not found.lowest > 0:  # an input, replayed or not, against which no bound counts
+    if status == "verified" and not found.lowest > 0:  # no bound counts against an input, replayed or not
         status, reason = "unknown", "the bounds would certify it"
     if allowance is not None and not bool(allowance.isfinite().all()):
         reason += "; the unperturbed input overflows float32, through which rounding is estimated"
@@ -283,7 +283,7 @@ def judged(
 
 
 def check_ready(model: Model, options: Options, elsewhere: bool = False) -> None:
-    """OptionError unless these options suit the model, and its device is here, or `elsewhere`."""
+    """OptionError unless these options suit the model and the device can be used here, if it is not `elsewhere`."""
     check_model(model)
     METHODS[options.method].rules.require(model, f"method {options.method}", options.arithmetic)
     check_executable(model, options.arithmetic)
@@ -292,12 +292,15 @@ def check_ready(model: Model, options: Options, elsewhere: bool = False) -> None
 
 
 def out_of_memory(error: Exception) -> bool:
-    """torch reports a failed allocation on the CPU as a plain RuntimeError."""
+    """Whether memory ran out: torch reports a failed allocation on the CPU as a plain RuntimeError."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
 
 
 def check_match(model: Model, spec: Spec) -> None:
-    """A spec holds embedded inputs, so it is about one embedding: with other weights it would be another set."""
+    """SpecError unless the spec is about this model.
+
+    A spec holds embedded inputs, so it is about one embedding: with other weights it would be another set.
+    """
     check_model(model)
     check_spec(spec)
     if spec.n_outputs != model.n_outputs or not spec.input.belongs_to(model):

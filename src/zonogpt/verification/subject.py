@@ -28,7 +28,7 @@ PACKAGES = ("torch", "transformers", "numpy", "safetensors", "huggingface_hub")
 
 
 class Subject:
-    """Plain values, as JSON has them. Hashing a model takes time, so they are only put together when asked for."""
+    """Plain values, as in JSON. Hashing a model takes time, so they are only computed when they are asked for."""
 
     def __init__(self, make: Callable[[], dict[str, Any]]) -> None:
         self._make = make
@@ -68,7 +68,7 @@ def versions() -> dict[str, str]:
 
 
 def about_model(model: Model) -> dict[str, Any]:
-    """`digest` is of the network, whatever files it came from; `files` are as `sha256sum` prints them."""
+    """`digest` is that of the network, whatever files it came from; `files` are the digests that `sha256sum` prints."""
     files, changed = None, None
     try:
         files = None if model.files is None else model.files.sha256()
@@ -87,7 +87,10 @@ def about_model(model: Model) -> dict[str, Any]:
 
 
 def about_input(model: Model, box: Box) -> dict[str, Any]:
-    """`digest` is of the input, pixels as little-endian float64 or ids as "5,17,3"; `set_digest` of the set's ends."""
+    """`digest` is that of the input, with pixels as little-endian float64 or ids as "5,17,3".
+
+    `set_digest` is that of the set's lower and upper ends.
+    """
     embed, ball = box.embed, box.ball
     ids = None if embed.ids is None else [int(k) for k in embed.ids]
     raw = _bytes(box.anchor) if ids is None else ",".join(map(str, ids)).encode()

@@ -14,7 +14,7 @@ from zonogpt.verification.result import Result, Status
 
 
 def judge(claim: Claim, margins: Tensor) -> tuple[Status, str]:
-    """Verified only if these lower bounds (K,) prove the claim."""
+    """The status and the reason for it: "verified" only if these lower bounds (K,) prove the claim."""
     proved = claim.proved(margins)
     failed = int((~(margins > 0)).sum())
     if claim.groups is not None:
@@ -47,7 +47,7 @@ def with_counterexample(result: Result, finding: Finding) -> Result:
 
 
 def nothing_known(claim: Claim) -> Tensor:
-    """(K,): margins before any bound."""
+    """(K,): the margins before anything is bounded, which are all -inf."""
     return torch.full((claim.n_rows,), -math.inf, dtype=torch.float64)
 
 
@@ -56,14 +56,14 @@ def joined(*reasons: str) -> str:
 
 
 def rounding_allowance(claim: Claim, output: Tensor, rounded: Tensor, dtype: torch.dtype) -> Tensor:
-    """(K,): what is taken off every margin for rounding: an estimate, not a bound.
+    """(K,): what is subtracted from every margin for rounding: an estimate, not a bound.
 
-    Eight times what float32 does to the margins at the unperturbed input, in units of `dtype`, plus 64 of its units.
-    `output` is the model's there in float64, `rounded` what float32 makes of it.
+    It is eight times the error of float32 at the unperturbed input, scaled to `dtype`, plus 64 units of `dtype`.
+    `output` is the model's output there in float64, `rounded` its output there in float32.
     """
     unit = torch.finfo(dtype).eps
     seen = (output - rounded).abs().max() * (unit / torch.finfo(torch.float32).eps)
     relative = 8 * seen / output.abs().max().clamp(min=torch.finfo(dtype).tiny) + 64 * unit
-    # At least what the largest output rounds to: a row may look at small ones. NaN: nothing is certified.
+    # At least the rounding of the largest output, as a row may read only small ones. With NaN, nothing is certified.
     floor = 8 * seen + 64 * unit * output.abs().max()
     return torch.maximum(relative * claim.magnitude(output), floor).nan_to_num(nan=math.inf, posinf=math.inf).cpu()

@@ -24,7 +24,7 @@ OnResult = Callable[[int, Result], None]
 
 
 class Choices(TypedDict, total=False):
-    """The options of a run that may differ from call to call; `verify` says what they are."""
+    """The options of a run that may differ from call to call; `verify` describes them."""
 
     method: str
     attack: bool
@@ -81,7 +81,7 @@ class Verifier:
     ) -> list[Result]:
         """See `zonogpt.verify_many`."""
         check_list(specs, "specs")
-        chosen = dataclasses.replace(changed(self.options, options), hint=False)  # there are none in batches
+        chosen = dataclasses.replace(changed(self.options, options), hint=False)  # batches have no hints
         run = self._session.prepare(specs, chosen, on_block)
         results: dict[int, Result] = {}
         for index, result in run.results(specs):

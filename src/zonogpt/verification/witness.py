@@ -17,11 +17,11 @@ from zonogpt.verification.result import Result
 
 
 def save_witness(spec: Spec, result: Result, file: Path) -> list[Path]:
-    """FILE.npz, and for images FILE.png beside it; what was written.
+    """Writes FILE.npz and, for images, FILE.png beside it; returns what was written.
 
-    The arrays are `input` (the counterexample), `original`, `change`, and of texts `ids` and `positions`; numbers are
-    `label`, `answer`, `margin_float32`, `margin_float64`, and of balls `radius` and `norm`. float64, and exact: a model
-    that is given `input` breaks the claim.
+    The arrays are `input` (the counterexample), `original`, `change` and, for texts, `ids` and `positions`. The numbers
+    are `label`, `answer`, `margin_float32`, `margin_float64` and, for balls, `radius` and `norm`. They are in float64
+    and exact: a model that is given `input` breaks the claim.
     """
     assert result.counterexample is not None
     assert result.replayed is not None
@@ -76,13 +76,13 @@ def _draw(anchor: Tensor, result: Result, file: Path) -> None:
 class MovedToken:
     position: int
     token: int
-    largest: float  # change of a coordinate
+    largest: float  # the largest change of a coordinate
     length: float  # l_2 norm of the change
     nearest: int  # the token whose embedding is nearest to where it moved
 
 
 def moved_tokens(model: Model, spec: Spec, raw: Tensor) -> list[MovedToken]:
-    """What a counterexample does to each token of a text that moves."""
+    """What a counterexample does to each moving token of a text."""
     embed, tokens = spec.input.embed, token_embedding(model).tokens.double().cpu()
     assert embed.ids is not None
     assert embed.positions is not None
