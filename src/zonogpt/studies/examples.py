@@ -22,7 +22,7 @@ from zonogpt.support.tensors import fingerprint
 
 @dataclass(frozen=True)
 class Entry:
-    """All that tells one example from others; what is in it is only named."""
+    """Everything that tells one example from others. It holds only a fingerprint of the content."""
 
     index: int  # in the data set
     name: str
@@ -46,10 +46,13 @@ class Examples:
     dataset: Dataset
     positions: Positions  # which tokens of a text move
     seed: int  # of random positions
-    each: bool = False  # every token that moves makes an example of its own, in which only that one does
+    each: bool = False  # every token that moves is an example of its own, in which only it moves
 
     def check(self, indices: Sequence[int]) -> list[Entry]:
-        """SpecError, with its name, for any that is not one for this model. Labels first: reading may take long."""
+        """The entries of these examples; SpecError, with its name, for any that does not suit this model.
+
+        Labels are checked first, as reading may take long.
+        """
         for index in indices:
             with naming(self.dataset.name(index)):
                 check_answer(self.model, Asked(self.dataset.label(index)))
@@ -57,7 +60,7 @@ class Examples:
         return [one for entry in entries for one in each_token(entry)] if self.each else entries
 
     def example(self, entry: Entry) -> Example:
-        """What is in it, which is read when it is needed."""
+        """The example with its content, which is only read now; SpecError if it has changed since."""
         found = self._read(entry.index)
         if found.entry.content != entry.content:
             raise SpecError(f"{entry.name} has changed since the run began")
@@ -86,7 +89,7 @@ def tokens_called(positions: Sequence[int] | None, tokens: Sequence[str] | None)
 
 
 def each_token(entry: Entry) -> list[Entry]:
-    """An image as it is; of a text one entry for every token that moves."""
+    """An image's entry as it is; for a text, one entry for every token that moves."""
     if entry.positions is None:
         return [entry]
     alone = []
@@ -98,10 +101,10 @@ def each_token(entry: Entry) -> list[Entry]:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model says of an example."""
+    """The model's answer to an example."""
 
     predicted: int | None  # None: the model answers by the signs of its outputs
-    correct: bool  # gives the label (without one: its own answer) every margin above 0
+    correct: bool  # all margins of the label (without one: of the model's own answer) are above 0
 
 
 @dataclass(frozen=True)
@@ -123,12 +126,12 @@ class Balls:
         with torch.no_grad():
             output = self.net.forward(spec.input.embed(spec.input.anchor))
         predicted = None if spec.label is None else int(output.argmax())
-        return Answer(predicted, spec.claim.proved(spec.claim.margins(output)))  # ties and NaN are not
+        return Answer(predicted, spec.claim.proved(spec.claim.margins(output)))  # ties and NaN are not correct
 
 
 @contextmanager
 def naming(name: str) -> Iterator[None]:
-    """Says of which example an error is."""
+    """Adds the example's name to an error."""
     try:
         yield
     except ZonoGptError as error:
@@ -136,7 +139,7 @@ def naming(name: str) -> Iterator[None]:
 
 
 def chosen_indices(available: int, count: int | None, skip: int) -> range:
-    """Indices of `count` examples behind the first `skip`; all of them without a count."""
+    """The indices of `count` examples after the first `skip`; without a count, of all after them."""
     for what, number in (("count", count), ("number of examples to skip", skip)):
         if number is not None and type(number) is not int:
             raise OptionError(f"the {what} must be an integer; got {number!r}")

@@ -42,9 +42,9 @@ OnRow = Callable[[AccuracyRow], None]
 class Certification:
     """A run of `certify`.
 
-    settings: all that its rows depend on besides their examples.
-    radii: increasing.
-    rows: one for each example and radius, by example, then radius.
+    settings: everything that its rows depend on besides their examples.
+    radii: in increasing order.
+    rows: one for each example and radius, sorted by example, then by radius.
     """
 
     settings: AccuracySettings
@@ -53,7 +53,7 @@ class Certification:
 
     @property
     def table(self) -> tuple[AccuracyLine, ...]:
-        """How many examples are clean, certified, survived and unknown: a line per radius."""
+        """How many examples are clean, certified, survived and unknown, with one line per radius."""
         return tabulate(self.rows, self.radii)
 
     @property
@@ -66,7 +66,7 @@ class Certification:
 
     @property
     def changes(self) -> str:
-        """What is changed: "l∞ changes", for texts "l∞ changes of the last token"."""
+        """What is changed: "l∞ changes", or for texts "l∞ changes of the last token"."""
         changes, which = f"{norm_name(self.settings.norm)} changes", self.settings.positions
         if which is None:
             return changes
@@ -120,23 +120,23 @@ def certify(
     workers: int | None = None,
     watcher: Watcher | None = None,
 ) -> Certification:
-    """Verifies and attacks `count` examples behind the first `skip` at every radius (increasing, positive).
+    """Verifies and attacks `count` examples after the first `skip` at every radius (increasing, positive).
 
-    An example is certified if the model (in float64) gives its label and `verify` proves that it keeps it; without
-    labels, the model's own answer is to be kept. Proof and attack are tried on their own, so that each checks the
-    other: UnsoundError if an attack ever breaks what was certified. Radii are tried from the largest down, and a proof
-    settles all smaller ones (their sets are inside): these rows are `implied`, without margins.
+    An example is certified if the model (in float64) gives its label and `verify` proves that it keeps it. Without
+    labels, the model must keep its own answer. Proof and attack run independently, so that each checks the other:
+    UnsoundError if an attack ever breaks what was certified. Radii are tried from the largest down, and a proof settles
+    all smaller ones, as their sets lie inside: these rows are `implied` and have no margins.
 
     `positions` says which tokens of a text move together: "last", "all", "random:2", "1,4" or "words:good,film" (see
-    Positions). With `each`, every one of them makes an example of its own, in which only that token moves. `seed` is
-    for random positions and for the attack. With `out`, every row is on the disk in `out`/rows.jsonl as soon as it is
+    Positions). With `each`, every one of them makes an example of its own, in which only that token moves. `seed` seeds
+    random positions and the attack. With `out`, every row is on the disk in `out`/rows.jsonl as soon as it is
     known, and a later call with the same arguments goes on from there. More radii or examples may be added; anything
     else must be the same. `on_row` is called for each row, first for those found in `out`.
 
-    With `workers` more than one, as many processes on this machine share the examples and the device; a script that
-    calls this needs no `if __name__ == "__main__"`. `engine` "ray" has the workers of a Ray cluster do the same, the
-    one that RAY_ADDRESS names, else one of its own here: as many as `workers` says, or as it has room for. A worker
-    that dies costs the rows that it was at, and another makes these.
+    If `workers` is more than one, that many processes on this machine share the examples and the device; a script that
+    calls this needs no `if __name__ == "__main__"`. With `engine` "ray", the workers of a Ray cluster do the same: as
+    many as `workers` says, or as the cluster has room for. It is the cluster that RAY_ADDRESS names, else a new one on
+    this machine. If a worker dies, the rows it was working on are lost, and another worker makes them.
 
     All arguments and all examples are checked before the first proof.
     """
@@ -196,7 +196,7 @@ def together(device: torch.device) -> int:
 def _jobs(
     examples: Examples, entries: Sequence[Entry], settings: str, radii: tuple[float, ...], size: int
 ) -> Iterator[AccuracyJob]:
-    """So many examples each, read when the job is asked for."""
+    """Jobs of `size` examples each, which are read when the job is asked for."""
     for start in range(0, len(entries), size):
         some = tuple(examples.example(entry) for entry in entries[start : start + size])
         yield AccuracyJob(settings, some, radii)

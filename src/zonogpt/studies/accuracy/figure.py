@@ -1,4 +1,4 @@
-"""The picture of a table: what becomes of all examples at each radius."""
+"""The picture of an accuracy table: what becomes of the examples at each radius."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from zonogpt.studies.accuracy.table import AccuracyLine
 from zonogpt.support.plotting import INK, PAPER, STYLE, radius_label, rc_context, save, short, subplots
 
-# From the bottom of a bar to its top; light and dark take turns, so that they differ without colour too.
+# From the bottom of a bar to its top. Light and dark alternate, so that the parts differ even without colour.
 PROVED, UNKNOWN, BROKEN, WRONG = "#0c572f", "#d5d0c4", "#c8503f", "#4d5660"
 
 
@@ -29,7 +29,7 @@ def accuracy_figure(lines: Sequence[AccuracyLine], title: str, norm: str, counte
         ax.bar(range(len(lines)), shares, 0.8, bottom=[100 * bottom / n for bottom in bottoms], color=colour,
                edgecolor=PAPER, label=name)  # fmt: skip
         for x, (count, bottom) in enumerate(zip(counts, bottoms, strict=True)):
-            if count >= 0.045 * n:  # a number has room
+            if count >= 0.045 * n:  # there is room for a number
                 ax.text(x, 100 * (bottom + count / 2) / n, str(count), ha="center", va="center", fontsize=9,
                         color=INK if colour == UNKNOWN else PAPER)  # fmt: skip
         bottoms = [bottom + count for bottom, count in zip(bottoms, counts, strict=True)]
@@ -46,7 +46,7 @@ def accuracy_figure(lines: Sequence[AccuracyLine], title: str, norm: str, counte
 
 
 def parts(lines: Sequence[AccuracyLine]) -> list[tuple[str, str, list[int]]]:
-    """Name, colour and counts of what a bar is made of; what no radius has is left out."""
+    """Name, colour and counts of each part of a bar; parts that are empty at every radius are left out."""
     right = [line.examples if line.clean is None else line.clean for line in lines]
     searched = all(line.survived is not None for line in lines)
     survived = [most if line.survived is None else line.survived for line, most in zip(lines, right, strict=True)]

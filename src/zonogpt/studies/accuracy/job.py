@@ -1,4 +1,4 @@
-"""The work of a run over a data set: a few examples become rows. What it is for is said in certify()."""
+"""The work of a run over a data set: a few examples become rows. Its purpose is described in certify()."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from zonogpt.verification.session import Session
 
 @dataclass(frozen=True)
 class AccuracyJob:
-    """A few examples, which share propagations, at every radius."""
+    """A few examples at every radius. They share propagations."""
 
     settings: str  # digest
     examples: tuple[Example, ...]
     radii: tuple[float, ...]  # increasing
-    known: Mapping[str, AccuracyRow] = field(default_factory=dict)  # rows of these examples that are there already
+    known: Mapping[str, AccuracyRow] = field(default_factory=dict)  # rows of these examples that exist already
 
     @property
     def name(self) -> str:
@@ -62,11 +62,11 @@ class AccuracyTask:
 
     @property
     def proving(self) -> Options:
-        """The options of the proofs, which know nothing of the attack."""
+        """The options of the proofs, which are made without an attack."""
         return replace(self.options, attack=False)
 
     def open(self) -> AccuracySolver:
-        # In float64 once, where the work is done: what is asked about is the model in exact arithmetic.
+        # Converted to float64 once, where the work is done: the question is about the model in exact arithmetic.
         net = moved(self.model, usable(self.options.device, self.model), torch.float64)
         return AccuracySolver(self, Balls(net, self.norm), Session.open(net, self.options))
 
@@ -78,9 +78,9 @@ class AccuracySolver:
     session: Session
 
     def solve(self, job: AccuracyJob, tell: Tell) -> Iterator[AccuracyRow]:
-        """From the largest radius down: a proof says all about the smaller ones."""
+        """Makes the rows from the largest radius down: a proof settles all smaller radii."""
         answers = {example.entry: self.balls.answer(example) for example in job.examples}
-        proofs: dict[tuple[int, tuple[int, ...]], AccuracyRow] = {}  # of each example at the largest radius
+        proofs: dict[tuple[int, tuple[int, ...]], AccuracyRow] = {}  # each example's proof
         for radius in reversed(job.radii):
             todo = []
             for example in job.examples:
@@ -101,7 +101,7 @@ class AccuracySolver:
                 yield row
 
     def _run(self, todo: Sequence[tuple[Example, AccuracyRow]], radius: float) -> Iterator[AccuracyRow]:
-        """The rows of a proof and, where that is wanted, an attack for each."""
+        """The rows of these examples, each from a proof and, if that is wanted, an attack."""
         specs = [self.balls.spec(example, radius) for example, _ in todo]
         if not specs:
             return
@@ -109,7 +109,7 @@ class AccuracySolver:
             yield self._judged(todo[i][1], specs[i], result)
 
     def _without_a_run(self, blank: AccuracyRow, proof: AccuracyRow | None) -> AccuracyRow | None:
-        """The row of an example that is wrong anyway, or proved at a larger radius; None for all others."""
+        """The row of an example that is misclassified, or proved at a larger radius; None for all others."""
         if not blank.correct:
             return replace(blank, status="misclassified", reason="the unperturbed input is not given its label")
         if proof is None:
@@ -123,7 +123,7 @@ class AccuracySolver:
         )
 
     def _judged(self, blank: AccuracyRow, spec: Spec, result: Result) -> AccuracyRow:
-        """The row of a run, after an attack that knows nothing of its result."""
+        """The row for this result, after an attack that does not know the result."""
         margin = float(result.margins.min())
         row = replace(
             blank, status=result.status, reason=result.reason, margin=margin, seconds=result.seconds, finished=now()
@@ -146,7 +146,7 @@ class AccuracySolver:
         )
 
     def _blank(self, job: AccuracyJob, example: Example, answer: Answer, radius: float) -> AccuracyRow:
-        """A row that says what is asked, and nothing of the answer."""
+        """A row that says what is asked, without a verdict."""
         entry = example.entry
         return AccuracyRow(
             key=job.key(example, radius),

@@ -23,7 +23,7 @@ class AccuracySettings(RunSettings):
     budget: int | None
     version: str  # of zonogpt
     arithmetic: str = "real"  # what proofs are about
-    each: bool = False  # of several tokens, each moved alone, as an example of its own
+    each: bool = False  # each token that moves is an example of its own, in which only it moves
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class AccuracyRow(StoredRow):
 
     index: int  # in the data set
     name: str
-    label: int | None  # None: the data set has none, and the model's own answer was to be kept
+    label: int | None  # None: the data set has none, and the model had to keep its own answer
     predicted: int | None  # None: the model answers by the signs of its outputs
     correct: bool
     positions: list[int] | None
-    tokens: list[str] | None  # what these spell; None for images, or without a tokenizer
+    tokens: list[str] | None  # what the moving tokens spell; None for images, or without a tokenizer
     radius: float
     status: str  # "misclassified", or the status of the Result
-    implied: bool  # nothing was run: a proof at a larger radius of the same run says it all
+    implied: bool  # nothing was run: a proof at a larger radius in the same run settles it
     margin: float | None  # the smallest certified margin
     seconds: float | None
     broken: bool | None  # the attack found an input that breaks the claim; None without attack
@@ -54,7 +54,7 @@ class AccuracyRow(StoredRow):
 
     @property
     def place(self) -> tuple[int, tuple[int, ...]]:
-        """Which example this is, at whatever radius."""
+        """Which example this is, the same at every radius."""
         return self.index, tuple(self.positions or ())
 
     @property

@@ -19,12 +19,12 @@ class AccuracyLine:
     radius: float
     examples: int
     clean: int | None  # classified correctly; None without labels
-    certified: int  # and proved so over the whole ball
-    survived: int | None  # and not broken by the attack; None without attack
+    certified: int  # classified correctly, and proved so over the whole ball
+    survived: int | None  # classified correctly, and not broken by the attack; None without attack
     unknown: int  # correct, neither proved nor broken
-    seconds: float | None  # mean of the proofs that were run at this radius, without the attack; None: all were implied
+    seconds: float | None  # mean time of a proof at this radius, without the attack; None: no proof was run
     guarantee: str  # how the proofs account for their own rounding: "bounded" or "estimated"
-    arithmetic: str  # what they are about
+    arithmetic: str  # what the proofs are about
 
 
 def tabulate(rows: Sequence[AccuracyRow], radii: Iterable[float]) -> tuple[AccuracyLine, ...]:

@@ -1,6 +1,6 @@
 """Workers on a Ray cluster: the one place that knows Ray.
 
-Ray itself tries nothing again: a job whose worker or machine is gone comes back as Lost, as from a process here.
+Ray itself retries nothing: a job whose worker or machine is gone comes back as Lost, as it does from a local process.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from zonogpt.studies.rows.record import StoredRow
 
 @dataclass(eq=False)
 class Cluster(Generic[J, R]):
-    """Workers with a CPU each, and a GPU if that is where the work is done; Ray chooses the machine."""
+    """Workers with one CPU each, and one GPU each if the work is done on a GPU. Ray chooses the machine."""
 
     ray: Any
-    remote: Any  # solve_job, as Ray calls it
-    task: Any  # Ray's reference to it
+    remote: Any  # solve_job as a remote function of Ray
+    task: Any  # Ray's reference to the task
     most: int
-    running: dict[Any, int] = field(default_factory=dict)  # the rows of a job, as they come -> its number
+    running: dict[Any, int] = field(default_factory=dict)  # the stream of a job's rows -> the job's number
 
     @staticmethod
     @contextmanager
@@ -54,7 +54,7 @@ class Cluster(Generic[J, R]):
         return len(self.running) < self.most
 
     def give(self, number: int, job: J) -> None:
-        self.running[self.remote.remote([self.task], job)] = number  # in a list: not fetched anew for every job
+        self.running[self.remote.remote([self.task], job)] = number  # in a list, so that Ray does not fetch it per job
 
     def wait(self) -> Sequence[Event[R]]:
         ready, _ = self.ray.wait(list(self.running))
@@ -76,7 +76,7 @@ class Cluster(Generic[J, R]):
 
 @contextmanager
 def connected(workers: int | None) -> Iterator[Any]:
-    """Ray on the cluster that this process is connected to, or RAY_ADDRESS names, or on one of its own."""
+    """Ray, on the cluster that this process is connected to, else the one that RAY_ADDRESS names, else a new one."""
     try:
         import ray
     except ImportError as error:
@@ -105,7 +105,7 @@ def solve_job(task: list[Any], job: Any) -> Iterator[StoredRow]:
 
 @lru_cache(maxsize=1)
 def opened(task: Any) -> Solver[Any, Any]:
-    """The solver of the current run; a worker may live longer than a run."""
+    """The solver of the current run. Only the latest is kept, as a worker may live longer than a run."""
     import ray
 
     content: Task[Any, Any] = torch.load(io.BytesIO(ray.get(task)), weights_only=False)

@@ -1,7 +1,7 @@
-"""Jobs to rows: here, in worker processes on this machine, or on a Ray cluster.
+"""Turns jobs into rows: in this process, in worker processes on this machine, or on a Ray cluster.
 
-Rows are stored one by one as they become known, by this process only. A run that is stopped, however that happens, goes
-on from the rows that are there; so does a job whose worker died.
+Rows are stored one by one as they become known, by this process only. A run that was stopped, for whatever reason, goes
+on from the rows that are stored; so does a job whose worker died.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from zonogpt.studies.engine.watcher import Watcher
 from zonogpt.studies.rows.store import RowStore
 
 ENGINES = ("local", "ray")
-TRIES = 5  # of a job whose workers die
+TRIES = 5  # how often a job is tried if its workers die
 
 
 @dataclass(frozen=True)
 class Engine:
     """Who works on the jobs of a run."""
 
-    name: str = "local"  # or "ray": the cluster that RAY_ADDRESS names, else one of its own on this machine
-    workers: int | None = None  # at a time. None: one, in this process; of a cluster, as many as it has room for
+    name: str = "local"  # or "ray": the cluster that RAY_ADDRESS names, else a new one on this machine
+    workers: int | None = None  # at a time. None: one, in this process; on a cluster, as many as it has room for
 
     def __post_init__(self) -> None:
         if self.name not in ENGINES:
@@ -41,7 +41,7 @@ class Engine:
         return self.name == "ray"
 
     def share(self, total: int, most: int) -> int:
-        """How many of so many things make a job: enough jobs for all workers, and no more than `most` in one."""
+        """How many of `total` things make a job: an equal share for each worker, rounded up, and at most `most`."""
         return min(most, max(1, -(-total // (self.workers or 1))))
 
     @property
@@ -50,7 +50,7 @@ class Engine:
         return self.name == "local" and self.workers in (None, 1)
 
     def hands(self, task: Task[J, R], tell: Tell) -> AbstractContextManager[Hands[J, R]]:
-        """The workers, who know the task; they are gone when the context ends."""
+        """The workers, which have the task; they are gone when the context ends."""
         if self.alone:
             return InProcess.working(task, tell)
         if self.name == "ray":
@@ -78,11 +78,11 @@ def collect(
     watcher: Watcher,
     on_row: Callable[[R], None] | None = None,
 ) -> None:
-    """Fills each store with the rows of its jobs, but for those that are there. `on_row` gets each new row once it is
+    """Fills each store with the rows of its jobs, except those that it has. `on_row` gets each new row once it is
     stored, and may raise.
 
-    Raises what a job raises; the rows that are known by then are stored. WorkerError for a job whose workers die again
-    and again.
+    Raises what a job raises; the rows known by then are stored. WorkerError for a job whose workers die again and
+    again.
     """
     todo = _open(Order(job, store) for store, jobs in parts for job in jobs)
     first = next(todo, None)
@@ -97,18 +97,18 @@ def collect(
 
 @dataclass
 class Dispatcher(Generic[J, R]):
-    """Between the orders and those who work on them."""
+    """Hands orders out to the workers and takes in what they report."""
 
     hands: Hands[J, R]
     watcher: Watcher
     on_row: Callable[[R], None]
     todo: Iterator[Order[J, R]]
-    again: list[Order[J, R]] = field(default_factory=list)  # what dead workers left
+    again: list[Order[J, R]] = field(default_factory=list)  # orders that dead workers left
     running: dict[int, Order[J, R]] = field(default_factory=dict)
-    given: int = 0  # jobs, so far
+    given: int = 0  # how many jobs so far
 
     def hand_out(self) -> bool:
-        """Jobs to all who have none, as long as there are any; whether anybody has one now."""
+        """Gives jobs to all workers that have none, while there are any; returns whether any worker has one now."""
         while self.hands.free:
             order = self.again.pop() if self.again else next(self.todo, None)
             if order is None:
@@ -136,7 +136,7 @@ class Dispatcher(Generic[J, R]):
 
 
 def _open(orders: Iterable[Order[J, R]]) -> Iterator[Order[J, R]]:
-    """Those of which something is left to do, with only that."""
+    """The orders with something left to do, reduced to what is left."""
     for order in orders:
         rest = order.job.rest(order.store.finished)
         if rest is not None:

@@ -1,4 +1,4 @@
-"""Those who work on jobs, and what they report."""
+"""The workers, and what they report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Known(Generic[R_co]):
 
 @dataclass(frozen=True)
 class Note:
-    """What is done at the moment, for people."""
+    """What a worker does at the moment, for people."""
 
     text: str
 
@@ -58,10 +58,10 @@ class Hands(Protocol[J_contra, R_co]):
         """Whether one of them has no job."""
 
     def give(self, number: int, job: J_contra) -> None:
-        """To one that has none."""
+        """Gives the job to a worker that has none."""
 
     def wait(self) -> Sequence[Event[R_co]]:
-        """What they report next, one event at least: the rows of a job one by one, before it is Done or Lost."""
+        """What the workers report next, at least one event: a job's rows one by one, before it is Done or Lost."""
 
 
 class InProcess(Generic[J, R]):

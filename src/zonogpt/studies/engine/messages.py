@@ -16,5 +16,5 @@ def send(pipe: Connection, message: object) -> None:
 
 
 def receive(pipe: Connection) -> Any:
-    """EOFError or OSError if the other end is gone."""
+    """The next message; EOFError or OSError if the other end is gone."""
     return pickle.loads(pipe.recv_bytes())

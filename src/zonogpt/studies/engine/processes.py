@@ -1,7 +1,7 @@
 """Worker processes on this machine.
 
-Each is a Python of its own that runs zonogpt.studies.engine.worker and nothing else. The caller's script is not
-imported again, so it needs no `if __name__ == "__main__"`; and nothing is forked, which threads and GPUs do not bear.
+Each is a separate Python that runs zonogpt.studies.engine.worker and nothing else. The caller's script is not imported
+again, so it needs no `if __name__ == "__main__"`. Nothing is forked, as threads and GPUs do not survive a fork.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ MODULE = "zonogpt.studies.engine.worker"
 class Worker:
     process: subprocess.Popen[bytes]
     pipe: Connection
-    number: int | None = None  # of its job
+    number: int | None = None  # its job's number
 
     def kill(self) -> int:
-        """At once: it has nothing to lose. Its exit code."""
+        """Ends the worker at once, as it has nothing to lose; returns its exit code."""
         self.process.kill()
         self.pipe.close()
         return self.process.wait()
@@ -43,9 +43,9 @@ class Worker:
 
 @dataclass(eq=False)
 class Processes(Generic[J, R]):
-    """As many processes as there are jobs at a time, up to a number; a dead one is replaced."""
+    """As many processes as there are jobs at a time, up to `most`; a dead one is replaced."""
 
-    task: IO[bytes]  # a file without a name: it goes with the last process that has it open
+    task: IO[bytes]  # a file without a name: it is gone once no process has it open
     most: int
     workers: list[Worker] = field(default_factory=list)
 
@@ -55,7 +55,7 @@ class Processes(Generic[J, R]):
         if os.name != "posix":
             raise OptionError("several workers need Linux or macOS: here, files cannot be handed to another process")
         with tempfile.TemporaryFile() as file:
-            torch.save(task, file)  # once for all of them, and weights that are shared once
+            torch.save(task, file)  # once for all workers; weights that are shared are stored once
             file.flush()
             hands: Processes[J, R] = Processes(file, most)
             try:

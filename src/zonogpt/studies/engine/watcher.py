@@ -1,4 +1,4 @@
-"""Whom a long run tells what it does."""
+"""The listener that a long run reports to."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from zonogpt.studies.rows.record import StoredRow
 
 
 class Watcher:
-    """Told what a run does; a command line shows it. This one does not listen."""
+    """Is told what a run does, which a command line shows. This one ignores it."""
 
     def start(self, work: float, rows: int, found: int) -> None:
-        """So many rows are to be made, which is so much work (see StoredRow.work); so many are there already."""
+        """`rows` rows must be made, which is `work` in total (see StoredRow.work); `found` rows exist already."""
 
     def job(self, name: str) -> None:
         """Work on these inputs begins."""
 
     def note(self, what: str) -> None:
-        """What is done at the moment."""
+        """The run is doing this at the moment."""
 
     def row(self, row: StoredRow) -> None:
-        """A new row is there, and stored."""
+        """A new row is known and stored."""

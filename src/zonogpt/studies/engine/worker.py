@@ -1,4 +1,4 @@
-"""A worker process: reads jobs from a pipe, writes what they come to into it. It ends when the other end is gone."""
+"""A worker process: reads jobs from a pipe and writes their rows back. It ends when the other end is gone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def main(pipe: Connection, task: Task[Any, Any]) -> None:
 
 
 def portable(error: Exception) -> Exception:
-    """The error, or if that cannot travel, one that says the same; with the place where it was raised."""
+    """The error with a note of where it was raised or, if it cannot be pickled, a RuntimeError that says the same."""
     said = traceback.format_exc()
     try:
         error.add_note(f"in a worker process:\n{said}")
@@ -47,9 +47,9 @@ def portable(error: Exception) -> Exception:
 
 
 def read_task(descriptor: int) -> Task[Any, Any]:
-    """From a file that all workers have open: each reads it at its own place."""
+    """The task, from a file that all workers have open: each reads it at its own position."""
     with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as content:
-        return torch.load(content, weights_only=False)  # type: ignore[arg-type]  # it reads whatever can be read
+        return torch.load(content, weights_only=False)  # type: ignore[arg-type]  # it takes whatever can be read
 
 
 def end_with(parent: int) -> None:

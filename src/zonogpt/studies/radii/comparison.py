@@ -39,9 +39,9 @@ from zonogpt.verification.session import check_ready
 class Comparison:
     """A run of `compare`.
 
-    settings: all that its rows depend on besides their inputs and methods.
-    methods: in the order they were given; "attack" may be among them.
-    rows: one for each input and method, by input, then method.
+    settings: everything that its rows depend on besides their inputs and methods.
+    methods: the methods in the order in which they were given; "attack" may be among them.
+    rows: one for each input and method, sorted by input, then by method.
     """
 
     settings: RadiusSettings
@@ -50,7 +50,7 @@ class Comparison:
 
     @property
     def table(self) -> tuple[MethodLine, ...]:
-        """What each method proves, how far, how fast, in how much memory."""
+        """What each method proves, how far, how fast, and in how much memory."""
         return tabulate(self.rows, self.methods, self.settings.grid)
 
     def __repr__(self) -> str:
@@ -105,12 +105,12 @@ def compare(
     engine: str = "local",
     workers: int | None = None,
 ) -> Comparison:
-    """For every input and method the largest radius in low..high that is proved; for "attack" the smallest broken.
+    """Finds the largest radius in low..high that each method proves for each input; for "attack", the smallest broken.
 
     Radii are bisected by ratio down to 1 + tolerance, those of `grid` first, so that counts at these are exact. An
     input is an image, or a text whose tokens at `positions` move together; with `each`, every one of them is an input
     of its own, in which only that token moves. `timeout` is for one input under one method. UnsoundError if a method
-    certifies a radius at which, or below which, the attack breaks.
+    certifies a radius at which, or below which, the attack breaks the claim.
 
     With `out`, every row is on the disk in `out`/rows.jsonl as soon as it is known, and a later call with the same
     arguments goes on from there; methods and inputs may be added, anything else must be the same. `engine` and
@@ -183,7 +183,7 @@ def _methods(names: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where rows about the same input meet: no method may certify what the attack breaks."""
+    """Compares the rows about the same input: no method may certify what the attack breaks."""
 
     rows: dict[tuple[int, tuple[int, ...]], list[RadiusRow]] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""Pictures of a comparison of methods, and of inputs seen from both sides."""
+"""Pictures of a comparison of methods, and of what is proved and what is broken for each input."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from zonogpt.support.plotting import (
     subplots,
 )
 
-MOST_LETTERS = 40  # of the name of an input
-PROVED = method_colour("E")  # whatever the method: two sides, two colours
+MOST_LETTERS = 40  # that name the tokens of an input
+PROVED = method_colour("E")  # for every method: one colour for what is proved, one for what is broken
 
 
 def draw_comparison(
@@ -85,14 +85,14 @@ def _radii(ax: Any, shown: Sequence[MethodLine], rows: Sequence[RadiusRow], norm
 
 
 def _said(line: MethodLine) -> str:
-    """The mean, and of how many where not all inputs have a radius."""
+    """The mean radius and, if not all inputs have one, how many do."""
     if line.radius is None:
         return line.stopped or ("not broken" if line.method == ATTACK else "none proved")
     return short(line.radius) + (f" ({line.found} of {line.inputs})" if line.found < line.inputs else "")
 
 
 def _bars(ax: Any, shown: Sequence[MethodLine], values: Sequence[float | None], form: str, title: str) -> None:
-    """Lengths from zero, with the number at the end; a dash where nothing was measured."""
+    """Bars from zero, with the number at the end; a dash where nothing was measured."""
     most = max((value for value in values if value), default=1.0)
     for y, (line, value) in enumerate(zip(shown, values, strict=True)):
         ax.barh(y, value or 0.0, 0.6, color=method_colour(line.method))
@@ -108,10 +108,10 @@ def draw_inputs(lines: Sequence[InputLine], title: str, file: Path, norm: str = 
 
 
 def inputs_figure(lines: Sequence[InputLine], title: str, norm: str) -> Any:
-    """Every input a line between what is proved and what is broken; the truth is somewhere on it.
+    """A line for every input, between what is proved and what is broken; the true radius is somewhere on it.
 
-    Arrows leave the picture where a side has no end: nothing proved, or nothing broken. The tokens of a single text
-    stand in the order in which it is read, from the top; other inputs by what is proved.
+    Arrows point out of the picture where a side has no end: nothing proved, or nothing broken. The tokens of a single
+    text are in reading order, from the top; other inputs are sorted by what is proved.
     """
     tried = [line for line in lines if line.status != "misclassified"]
     one_text = len({line.name for line in tried}) == 1
@@ -153,7 +153,7 @@ def _side(
 
 
 def _name(line: InputLine, one_text: bool) -> str:
-    """What moves: the input, and in a text the tokens, but for dollars, which would begin a formula."""
+    """What moves: the input and, in a text, the tokens. Dollar signs are escaped, as they would begin a formula."""
     if line.positions is None:
         return line.name
     moved = line.moved if len(line.moved) <= MOST_LETTERS else line.moved[: MOST_LETTERS - 1] + "…"

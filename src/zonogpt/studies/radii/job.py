@@ -1,4 +1,4 @@
-"""The work of a comparison: an input under one method becomes a row. What it is for is said in compare()."""
+"""The work of a comparison: an input under one method becomes a row. Its purpose is described in compare()."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RadiusTask:
     """What all jobs of a run share; see zonogpt.studies.engine.job."""
 
     model: Model
-    options: Options  # but for the method, which each job names
+    options: Options  # except for the method, which each job names
     settings: RadiusSettings
     ladder: Ladder
     norm: float

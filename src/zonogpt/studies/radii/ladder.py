@@ -1,4 +1,4 @@
-"""The radii that a search may try: a ladder from low to high, climbed by halving."""
+"""The radii that a search may try: a ladder from low to high, searched by halving."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from zonogpt.errors import OptionError
 @dataclass(frozen=True)
 class Ladder:
     steps: tuple[float, ...]  # increasing
-    wanted: frozenset[int]  # indices of the steps that are asked about by name: these are tried first
+    wanted: frozenset[int]  # indices of the steps that are asked for (the grid): these are tried first
 
     @staticmethod
     def build(low: float, high: float, tolerance: float, grid: Sequence[float] = ()) -> Ladder:
-        """Steps of a ratio of at most 1 + tolerance, of three digits (what is printed is what was tried), low and high
-        and the grid among them."""
+        """Steps from low to high, with the grid among them.
+
+        The steps in between have a ratio of at most 1 + tolerance before they are rounded to three digits, so that what
+        is printed is what was tried.
+        """
         if not 0 < low < high < math.inf:
             raise OptionError(f"radii are searched between two positive numbers, low below high; got {low!r}, {high!r}")
         if not 1e-3 <= tolerance <= 10:
@@ -31,7 +34,7 @@ class Ladder:
         return Ladder(tuple(steps), frozenset(steps.index(radius) for radius in map(float, grid)))
 
     def between(self, good: int, bad: int) -> int | None:
-        """What to try next, strictly between: of the wanted steps the most central, else the middle; None: no more."""
+        """The step to try next, strictly between: the most central wanted one, else the middle; None: no more."""
         if bad - good < 2:
             return None
         middle = (good + bad) // 2

@@ -1,4 +1,4 @@
-"""Both searches for one input of a model: how far it is proved, and from where on it is broken."""
+"""Both searches for one input of a model: up to which radius it is proved, and from which on it is broken."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zonogpt.verification.session import Session, check_match
 @dataclass(frozen=True)
 class Prober:
     session: Session
-    options: Options  # the timeout is that of a search
+    options: Options  # the timeout is for each search
     ladder: Ladder
     on_trial: OnTrial
 

@@ -27,12 +27,12 @@ class _Radii(NamedTuple):
 
 
 class CertifiedRadius(_Radii):
-    """The pair (certified, attacked), and whether its searches came to their end.
+    """The pair (certified, attacked), and whether its searches ran to their end.
 
-    `certified` is the largest radius that was proved. 0.0: none was; the lowest failed, unless the search was stopped.
-    `attacked` is the smallest radius with a replayed counterexample. inf: none was found, up to the highest radius or
-    up to where the search was stopped. `stopped` says which search ended early and why; empty: neither did. What was
-    found until then holds.
+    `certified` is the largest radius that was proved. If it is 0.0, none was: the lowest failed, unless the search was
+    stopped. `attacked` is the smallest radius with a replayed counterexample. If it is inf, none was found, up to the
+    highest radius or until the search was stopped. `stopped` says which search ended early and why; if it is empty,
+    neither did. What was found before still holds.
     """
 
     stopped: str
@@ -65,9 +65,9 @@ def certified_radius(
 ) -> CertifiedRadius:
     """Bisects between `low` and `high`, by ratio, down to 1 + tolerance; `spec_at` makes the spec of a radius.
 
-    Both searches know nothing of each other: UnsoundError if they ever contradict. `timeout` is for each of them; one
-    that runs out of it, or of memory, is `stopped`, and what it has found until then is returned. `on_trial` is told of
-    every radius that was tried. `arithmetic` says what the proofs are about, as in `verify`.
+    The two searches are independent: UnsoundError if they ever contradict each other. `timeout` is for each of them. A
+    search that runs out of time or memory is `stopped`, and what it has found by then is returned. `on_trial` is told
+    of every radius that was tried. `arithmetic` says what the proofs are about, as in `verify`.
     """
     check_model(model)
     if not callable(spec_at):

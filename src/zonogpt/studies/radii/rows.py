@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from zonogpt.studies.examples import Entry
 from zonogpt.studies.rows.record import RunSettings, StoredRow, digest
 
-ATTACK = "attack"  # stands among the methods
+ATTACK = "attack"  # listed among the methods
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class RadiusSettings(RunSettings):
     grid: list[float]
     dtype: str
     seed: int
-    timeout: float | None  # seconds of an input under one method
+    timeout: float | None  # seconds for an input under one method
     budget: int | None  # bytes
     version: str  # of zonogpt
     arithmetic: str = "real"  # what proofs are about
@@ -29,8 +29,8 @@ class RadiusSettings(RunSettings):
 
 @dataclass(frozen=True)
 class RadiusRow(StoredRow):
-    """One input under one method; of the attack `radius` is the smallest broken one (inf: none), else the largest
-    proved (0: none)."""
+    """One input under one method. `radius` is the largest proved (0: none) or, for the attack, the smallest broken
+    (inf: none)."""
 
     FLOATS: ClassVar[tuple[str, ...]] = ("radius",)
 
@@ -38,14 +38,14 @@ class RadiusRow(StoredRow):
     name: str
     label: int | None
     predicted: int | None
-    positions: list[int] | None  # of a text: the tokens that move together; None for images
-    tokens: list[str] | None  # what these spell; None for images, or without a tokenizer
+    positions: list[int] | None  # for a text: the tokens that move together; None for images
+    tokens: list[str] | None  # what the moving tokens spell; None for images, or without a tokenizer
     method: str
     status: str  # "done", "misclassified", or why the search stopped early: "timeout", "memory"
     radius: float
     trials: list[dict[str, Any]]  # radius, status, margin, seconds, peak_bytes, in the order they were made
-    seconds: float  # all of them
-    peak_bytes: int  # above what was in use before, the largest of all trials
+    seconds: float  # of all trials
+    peak_bytes: int  # the largest of all trials, above what was in use before
     guarantee: str | None  # "bounded" or "estimated": how the proof accounts for its own rounding; None for an attack
     arithmetic: str  # what proofs of the run are about: "real" or "float32"
     finished: str  # when, UTC

@@ -16,7 +16,7 @@ from zonogpt.studies.radii.ladder import Ladder
 from zonogpt.verification.result import Result
 
 SpecAt = Callable[[float], Spec]
-Prove = Callable[[Spec, float], Result]  # with the deadline
+Prove = Callable[[Spec, float], Result]  # the float is the deadline
 Search = Callable[[Spec, float], Finding]
 
 
@@ -41,8 +41,11 @@ class Outcome:
 
 
 def largest_proved(ladder: Ladder, spec_at: SpecAt, prove: Prove, deadline: float, on_trial: OnTrial) -> Outcome:
-    """A proof settles all smaller radii, whose sets are inside. That a failure says something of larger ones is only
-    likely: what is returned has been proved, a larger one might be provable too."""
+    """The largest radius that the search proves.
+
+    A proof settles all smaller radii, as their sets lie inside. A failure only makes it likely that larger radii fail
+    too: the radius that is returned has been proved, but a larger one might be provable.
+    """
     good, bad = -1, len(ladder.steps)
     trials: list[Trial] = []
     stopped = ""
@@ -65,7 +68,10 @@ def largest_proved(ladder: Ladder, spec_at: SpecAt, prove: Prove, deadline: floa
 
 
 def smallest_broken(ladder: Ladder, spec_at: SpecAt, search: Search, deadline: float, on_trial: OnTrial) -> Outcome:
-    """A counterexample counts from its own distance on: the search may land inside the ball it was let loose in."""
+    """The smallest radius that the search breaks.
+
+    A counterexample counts from its own distance on, as it may lie inside the ball that was searched.
+    """
     good, bad = -1, len(ladder.steps)
     trials: list[Trial] = []
     best: Counterexample | None = None

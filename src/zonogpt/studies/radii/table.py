@@ -19,7 +19,7 @@ class MethodLine:
     guarantee: str | None  # "bounded" or "estimated": how proofs account for their own rounding; None for an attack
     arithmetic: str  # what proofs are about
     inputs: int
-    counts: tuple[int, ...]  # per radius of the grid: proved there; of the attack: not broken there
+    counts: tuple[int, ...]  # per radius of the grid: proved there; for the attack: not broken there
     found: int  # inputs with a radius at all: something proved, or broken
     radius: float | None  # geometric mean of these; None without any
     smallest: float | None
@@ -73,13 +73,13 @@ def as_csv(lines: Sequence[MethodLine], grid: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class InputLine:
-    """One input from both sides."""
+    """One input: up to where it is proved, and from where on it is broken."""
 
     name: str
     label: int | None
     predicted: int | None
-    positions: tuple[int, ...] | None  # of a text: the tokens that move together
-    tokens: tuple[str, ...] | None  # what these spell, if the model has a tokenizer
+    positions: tuple[int, ...] | None  # for a text: the tokens that move together
+    tokens: tuple[str, ...] | None  # what the moving tokens spell, if the model has a tokenizer
     status: str  # "done", "misclassified", or why a search ended early
     certified: float
     attacked: float | None  # inf: not broken at the highest radius; None: no attack

@@ -15,21 +15,21 @@ from zonogpt.support.files import parse_json
 
 @dataclass(frozen=True)
 class RunSettings:
-    """All that a row depends on besides its own input. Rows are only mixed where all of it is equal.
+    """Everything that a row depends on besides its own input. Rows are only mixed if all of it is equal.
 
-    A field that a later version added has a default: what runs did before there was such a choice.
+    A field that a later version added has a default: what runs did before the choice existed.
     """
 
     @property
     def digest(self) -> str:
-        """Without fields that are at their default, so that rows from before such a field was there stay valid."""
+        """A hash without the fields at their default, so that rows from before such a field existed stay valid."""
         values = [(getattr(self, field.name), field.default) for field in dataclasses.fields(self)]
         return digest([value for value, default in values if default is dataclasses.MISSING or value != default])
 
 
 @dataclass(frozen=True)
 class StoredRow:
-    """`key` tells the row from all others of any run, `settings` is the digest of its run's settings."""
+    """A row of a run. `key` tells it from all other rows of any run; `settings` is the digest of its run's settings."""
 
     FLOATS: ClassVar[tuple[str, ...]] = ()  # fields that may be infinite, which JSON has no number for
 
@@ -38,12 +38,12 @@ class StoredRow:
 
     @property
     def summary(self) -> str:
-        """What it is about and what came out, in a few words, for a progress bar."""
+        """What the row is about and what came out, in a few words, for a progress bar."""
         raise NotImplementedError
 
     @property
     def work(self) -> float:
-        """About how long it took to make, in units of the run: for the time that is left."""
+        """Roughly how long the row took to make, in units of the run. It serves to estimate the time that is left."""
         return 1.0
 
     def to_json(self) -> str:
@@ -60,7 +60,7 @@ class StoredRow:
 
     @classmethod
     def read_fields(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """As they were before they became JSON."""
+        """The fields as they were before they became JSON."""
         return fields | {name: None if fields[name] is None else float(fields[name]) for name in cls.FLOATS}
 
 
@@ -70,12 +70,12 @@ def digest(value: object) -> str:
 
 
 def now() -> str:
-    """UTC, for rows."""
+    """The time in UTC, for rows."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
 def plain(value: Any) -> Any:
-    """What JSON can say: infinities and NaN become strings."""
+    """The value as JSON can hold it: infinities and NaN become strings."""
     if isinstance(value, dict):
         return {name: plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -33,7 +33,8 @@ class RowStore(Generic[R]):
         self.finished = finished  # by key
 
     def append(self, row: R) -> None:
-        """On the disk when this returns; a crash in between leaves a line without an end, which the next run drops."""
+        """Adds a row, which is on the disk when this returns. A crash in between leaves a line without an end, and the
+        next run drops it."""
         if self._descriptor is not None:
             self._write(self._descriptor, (row.to_json() + "\n").encode())
         self.finished[row.key] = row
@@ -49,8 +50,10 @@ class RowStore(Generic[R]):
 
 @contextmanager
 def open_store(folder: Path | None, settings: RunSettings, kind: type[R], name: str = ROWS) -> Iterator[RowStore[R]]:
-    """Opens or begins DIR/name for one run at a time; OptionError if DIR belongs to other settings or cannot be used,
-    BusyError if another run has the file. Without DIR rows are kept in memory."""
+    """Opens or begins folder/name for one run at a time. Without a folder, rows are kept in memory.
+
+    OptionError if the folder belongs to other settings or cannot be used, BusyError if another run has the file.
+    """
     if folder is None:
         yield RowStore(None, {})
         return
@@ -96,7 +99,7 @@ def parse(content: bytes, file: Path, kind: type[R]) -> tuple[list[R], int]:
             rows.append(kind.from_json(line.decode()))
         except (ValueError, TypeError, KeyError) as error:
             if number == len(lines) and not unfinished:
-                break  # blocks that a power cut left unwritten
+                break  # a power cut left blocks unwritten
             raise OptionError(f"{file}, line {number} is damaged; move the file away to begin anew") from error
         whole += len(line) + 1
     return rows, whole
