@@ -27,17 +27,17 @@ class Dataset(Protocol):
         """For people: which file, or line."""
 
     def label(self, index: int) -> int | None:
-        """None in a data set without labels; either all inputs have one or none has."""
+        """The label; None in a data set without labels. Either all inputs have one or none has."""
 
     def read(self, index: int) -> Tensor | Text | list[int]:
         """What image_ball or embedding_ball takes: an image with floats in [0, 1], a text, or token ids."""
 
 
 def open_dataset(path: str | Path, model: Model, source: str | Path | None = None, split: str = "test") -> Dataset:
-    """The data at `path` for this model. Texts are read with its tokenizer, or with the one that lies at `source`.
+    """The data at `path` for this model. Texts are read with its tokenizer, or with the one at `source`.
 
-    A model of images reads a directory: MNIST's files (`split`: "test" or "train"), or pictures. A model of texts reads
-    a file. "zoo:digits" is the digits that travel with the bundled model.
+    An image model reads a directory: MNIST's files (`split`: "test" or "train"), or pictures. A text model reads a
+    file. "zoo:digits" stands for the digits that come with the bundled model.
     """
     check_model(model)
     place = as_path(path, "the data")

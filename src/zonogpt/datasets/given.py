@@ -1,4 +1,4 @@
-"""Data sets of what is at hand: one input from the command line, or the samples of a bundled model."""
+"""Data sets in memory: one input from the command line, or the samples of a bundled model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zonogpt.model.tokenizer import Text
 class Given:
     names: Sequence[str]
     inputs: Sequence[Tensor | Text | list[int]]
-    labels: Sequence[int] | None  # None: the model's own answers are to be kept
+    labels: Sequence[int] | None  # None: the model must keep its own answers
 
     @staticmethod
     def one(name: str, content: Tensor | Text | list[int], label: int | None) -> Given:
@@ -23,7 +23,7 @@ class Given:
 
     @staticmethod
     def bundled(name: str) -> Given:
-        """In turn one of every label, so that the first few are no single class."""
+        """The samples, taking the labels in turn, so that the first few are not all of one class."""
         images, labels = zoo.samples(name)
         seen: dict[int, int] = {}
         ranks = []

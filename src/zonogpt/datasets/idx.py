@@ -18,7 +18,7 @@ from zonogpt.errors import SpecError
 
 SPLITS = {"test": "t10k", "train": "train"}
 UNSIGNED_BYTES = 0x08
-MOST_PER_COMPRESSED_BYTE = 1032  # what deflate can reach
+MOST_PER_COMPRESSED_BYTE = 1032  # the most that deflate can reach
 MOST_BYTES = 1 << 30  # of an array; the largest of the MNIST family has 0.64e9
 
 

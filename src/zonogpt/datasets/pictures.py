@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 READABLE_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".tif", ".tiff", ".webp", ".npy")
-# By content, whatever the name says: Pillow knows more, and starts Ghostscript for one of them.
+# Formats are told by content, not by name. Pillow knows more of them, and starts Ghostscript for one.
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
-HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}  # 3.0 is for names of fields
+HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}  # 3.0 is for field names
 MOST_PIXELS = 1 << 24  # far more than a model reads; a small file can unpack to more than fits in memory
 
 
 def read_image(file: Path) -> Tensor:
-    """A .npy of floats in [0, 1], or an 8-bit picture in grey divided by 255: (height, width).
+    """(height, width): a .npy of floats in [0, 1], or an 8-bit grey picture divided by 255.
 
-    A picture in colour is read if every pixel of it is grey and opaque. zoo:digits/0 is the first bundled sample.
+    A colour picture is read if every pixel of it is grey and opaque. zoo:digits/0 is the first bundled sample.
     """
     if str(file).startswith(zoo.PREFIX):
         return _bundled(str(file).removeprefix(zoo.PREFIX))
@@ -61,7 +61,7 @@ def _bundled(name: str) -> Tensor:
 
 
 def _grey(picture: Picture, file: Path) -> NDArray[np.uint8]:
-    """The bytes of a picture of one channel, however it is stored."""
+    """The bytes of a grey and opaque picture, however it is stored; SpecError for any other."""
     if picture.mode in ("1", "L") and "transparency" not in picture.info:
         return np.asarray(picture.convert("L"))
     channels = np.asarray(picture.convert("RGBA"))
@@ -77,7 +77,7 @@ def _grey(picture: Picture, file: Path) -> NDArray[np.uint8]:
 
 
 def _read_array(file: Path) -> Tensor:
-    """By numpy's reading of the header alone: what numpy itself does with sizes that are not true ends in a crash."""
+    """Reads only the header with numpy: numpy's own reading of the array crashes if the header's sizes are false."""
     try:
         with file.open("rb") as stream:
             shape, by_columns, dtype = HEADERS[npy.read_magic(stream)](stream)
@@ -92,7 +92,7 @@ def _read_array(file: Path) -> Tensor:
 
 @contextmanager
 def open_picture(file: Path, formats: tuple[str, ...] = FORMATS) -> Iterator[Picture]:
-    """A picture whose pixels are not read yet; SpecError if it is none, too large, or breaks while it is read."""
+    """A picture whose pixels are not read yet. SpecError if it is no picture or too large, or if reading it fails."""
     from PIL import Image  # only pictures need it
 
     try:
@@ -113,8 +113,8 @@ def open_picture(file: Path, formats: tuple[str, ...] = FORMATS) -> Iterator[Pic
 class PictureFolder:
     """FOLDER/LABEL/*.png, or a flat folder without labels.
 
-    The order is by name, one label in turn after the other (the first picture of every label, then the second, ...), so
-    that the first few are no single class.
+    Pictures are ordered by name and take the labels in turn (the first picture of every label, then the second, ...),
+    so that the first few are not all of one class.
     """
 
     folder: Path

@@ -1,4 +1,4 @@
-"""Lines of text as a file writes them, with or without labels: CSV, TSV, JSON lines, or plain, as its name says."""
+"""Lines of text from a file, with or without labels: CSV, TSV, JSON lines or plain text, as the file's name says."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from zonogpt.errors import SpecError
 from zonogpt.support.files import parse_json
 
-TEXT, LABEL = ("text", "sentence", "ids"), "label"  # of columns, and of keys
+TEXT, LABEL = ("text", "sentence", "ids"), "label"  # names of columns, and of keys in JSON
 INTEGER = re.compile(r"\s*[-+]?\d{1,18}\s*", re.ASCII)
 IDS = re.compile(r"\s*\d{1,18}\s*(,\s*\d{1,18}\s*)*", re.ASCII)
 LABEL_FIRST, LABEL_LAST = re.compile(r"\s*-?\d+\s*,.*[^\d\s,]"), re.compile(r".*[^\d\s,].*,\s*-?\d+\s*")
@@ -27,9 +27,9 @@ class Line:
 
 
 def read_lines(file: Path, content: str, names: Collection[str] = ()) -> list[Line]:
-    """Every line that is not empty. SpecError, with its number, for one that is not as the file's name says.
+    """Every line that is not empty. SpecError, with the line's number, for one not in the format the file's name says.
 
-    `names` are those of the labels: in a table without a header they tell which column is the label.
+    `names` are the names of the labels. In a table without a header they tell which column is the label.
     """
     name = file.with_suffix("") if file.suffix.lower() == ".gz" else file
     return READERS.get(name.suffix.lower(), _plain)(file, content, names)
@@ -48,8 +48,10 @@ def _tsv(file: Path, content: str, names: Collection[str]) -> list[Line]:
 
 
 def _columns(file: Path, rows: list[tuple[int, list[str]]], kind: str, names: Collection[str]) -> list[Line]:
-    """By a header, which names the text (TEXT) and may name a LABEL. Without one, the column of labels is the one that
-    holds nothing but integers and names of labels."""
+    """The lines of a table. Its header names the column of texts (TEXT) and may name that of labels (LABEL).
+
+    Without a header, the column of labels is the one that holds nothing but integers and names of labels.
+    """
     if not rows:
         return []
     header = [cell.strip().lower() for cell in rows[0][1]]
@@ -73,7 +75,10 @@ def _columns(file: Path, rows: list[tuple[int, list[str]]], kind: str, names: Co
 
 
 def _label_column(file: Path, rows: list[list[str]], kind: str, names: Collection[str]) -> int:
-    """The only one of two columns that holds nothing but integers and names of labels."""
+    """The only one of two columns that holds nothing but integers and names of labels; the first, if both of a TSV do.
+
+    SpecError if there is no such column.
+    """
 
     def is_label(cell: str) -> bool:
         return INTEGER.fullmatch(cell) is not None or cell.strip() in names
@@ -132,7 +137,7 @@ def _plain(file: Path, content: str, names: Collection[str]) -> list[Line]:
 
 
 def _refuse_other_kinds(file: Path, lines: list[str]) -> None:
-    """A label that was taken for a part of its text would be no label, and nobody would know."""
+    """SpecError for lines that look like CSV or JSON: their labels would become part of the texts, unnoticed."""
     if not lines or all(IDS.fullmatch(line) for line in lines):
         return
     kind = None

@@ -17,16 +17,16 @@ from zonogpt.support.files import read_text
 
 @dataclass(frozen=True)
 class TextLines:
-    """One example per line, written as its file's name says (tables.py); if every text is as `5,17,3`, token ids."""
+    """One example per line, in the format the file's name says (tables.py). If all are like `5,17,3`, they are ids."""
 
-    lines: tuple[int, ...]  # numbers in the file, from 1
+    lines: tuple[int, ...]  # line numbers in the file, from 1
     texts: tuple[str, ...]
     labels: tuple[int, ...] | None
     tokenizer: Tokenizer | None  # None: the texts are token ids
 
     @staticmethod
     def open(file: Path, model: Model, source: str | None = None) -> TextLines:
-        """`source`: where the tokenizer lies, if that is not beside the model."""
+        """`source` is where the tokenizer is, if it is not beside the model."""
         try:
             content = read_text(file, "utf-8-sig")
         except (OSError, ValueError) as error:
@@ -56,7 +56,7 @@ class TextLines:
 
 
 def labels_of(file: Path, lines: Sequence[Line], model: Model) -> tuple[int, ...] | None:
-    """The numbers of all labels, which are numbers or names of the model's; or of none."""
+    """The numbers of all labels, which may be written as numbers or as the model's names; None if no line has one."""
     if all(line.label is None for line in lines):
         return None
     labels = []
