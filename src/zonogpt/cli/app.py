@@ -18,7 +18,7 @@ from zonogpt.errors import ZonoGptError
 from zonogpt_apps.cli import bench, demo
 
 BAD_INPUT = 2
-VERDICT_IN_EXIT_CODE = ("verify", "check")  # where nothing is lost with standard output
+VERDICT_IN_EXIT_CODE = ("verify", "check")  # commands whose exit code is enough without standard output
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 app = typer.Typer(
@@ -60,7 +60,7 @@ def common(
 def main() -> None:
     """Entry point. Mistakes of the user end with one clear message and exit code 2, never with a traceback.
 
-    So does output that nobody can read, unless the exit code says it all.
+    So does a failure to write to standard output, unless the exit code alone says the verdict.
     """
     out, err = Guarded(sys.stdout), Guarded(sys.stderr)
     sys.stdout, sys.stderr = out, err
@@ -80,7 +80,7 @@ def _run() -> int:
     except ZonoGptError as error:
         complain(error)
         return BAD_INPUT
-    except KeyboardInterrupt:  # on the way to a command; the long ones say themselves what they kept
+    except KeyboardInterrupt:  # before a command runs; long commands say themselves what they kept
         return INTERRUPTED
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
@@ -96,7 +96,7 @@ def _run() -> int:
 def usage(error: Exception) -> str | None:
     """One line for a mistake in the options; None for any other error.
 
-    Which class it is depends on the release of typer: some have click's, others their own copy of it.
+    The error's class depends on the release of typer: some use click's, others their own copy of it.
     """
     if not hasattr(error, "format_message"):
         return None

@@ -1,4 +1,4 @@
-"""What a command was asked, as its options say it: plain values, which the answers read."""
+"""What a command was asked: its options as plain values, which the answers read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zonogpt.errors import OptionError
 
 @dataclass(frozen=True)
 class Inputs:
-    """What moves. Of `data`, `image`, `text` and `ids` one is given; texts say by `positions` or `words` what moves."""
+    """What moves. One of `data`, `image`, `text`, `ids` is given. `positions` or `words` say what moves in texts."""
 
     data: Path | None = None
     image: str | None = None
@@ -28,7 +28,7 @@ class Inputs:
     seed: int = 0  # of random positions
 
     def __post_init__(self) -> None:
-        """Mistakes are told before torch is there."""
+        """Reports mistakes before torch is loaded."""
         norm_of(self.norm)
         if self.positions is not None and self.words is not None:
             raise OptionError("give --positions or --words, not both")
@@ -61,13 +61,13 @@ class Run:
     budget: str | None = None
 
     def __post_init__(self) -> None:
-        """Mistakes are told before torch is there."""
+        """Reports mistakes before torch is loaded."""
         size(self.budget)
         check_method(self.method)
 
     @property
     def options(self) -> dict[str, Any]:
-        """By the names that the library knows them by, but for the method."""
+        """The options, except the method, under the names that the library gives them."""
         return {
             "seed": self.seed,
             "timeout": self.timeout,

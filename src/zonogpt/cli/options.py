@@ -18,7 +18,7 @@ from zonogpt.errors import OptionError
 
 METHOD_NAMES = ("E", "A", "F", "M", "D", "A-literal", "F-literal", "M-literal", "D-literal", "ibp", "deepz", "crown",
                 "covenn")  # fmt: skip
-ATTACK = "attack"  # stands among the methods of a comparison
+ATTACK = "attack"  # listed among the methods of a comparison
 
 INPUT, CLAIM, RUN, OUTPUT = (
     "What moves",
@@ -179,7 +179,7 @@ def numbers(text: str, name: str) -> list[float]:
 
 
 def number(text: str, name: str) -> float:
-    """ "8/255" -> 0.03137...; a fraction is rounded up, as a ball of it must not be too small."""
+    """ "8/255" -> 0.03137...; a fraction is rounded up, as a ball of that radius must not be too small."""
     found = numbers(text, name)
     if len(found) != 1:
         raise OptionError(f"{name} takes one number, as 0.01 or 8/255; got {text!r}")
@@ -246,7 +246,7 @@ def norm_of(text: str) -> float:
 
 
 def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:
-    """Before any work: can this file be written at all, and has it one of these suffixes (any, if none is named)?"""
+    """OptionError, before any work, if this file cannot be written or has none of these suffixes (if any are given)."""
     if file is None or (file == STANDARD and not suffixes):
         return
     try:

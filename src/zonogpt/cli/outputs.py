@@ -1,4 +1,4 @@
-"""What a command writes: files after the verdict, and streams that may break. None of it costs the verdict."""
+"""What a command writes: files after the verdict, and streams that may break. None of them can cost the verdict."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STUDY_SCHEMA = "zonogpt-study-1"
 
 
 def complain(what: object) -> None:
-    """One line on standard error; as text, not markup: file names may hold anything."""
+    """Prints one line on standard error. It is printed as text, not as markup: file names may hold anything."""
     Console(stderr=True, soft_wrap=True).print(Text.assemble(("error:", "red"), f" {what}"))
 
 
@@ -47,7 +47,7 @@ def answer_stream(json_file: Path | None) -> TextIO:
 
 
 def write_json(file: Path, content: str) -> None:
-    """To a file whole, or to standard output; WriteError names the file."""
+    """Writes to standard output, or a file as a whole; WriteError names the file."""
     from zonogpt.support.files import write_whole
 
     if file == STANDARD:
@@ -98,5 +98,5 @@ class Guarded:
             act()
         except OSError as error:
             self.failure = error
-            # What is left in the buffer goes nowhere, or Python would try once more at its end and complain.
+            # Discard what is left in the buffer; otherwise Python would try to write it as it exits, and complain.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())

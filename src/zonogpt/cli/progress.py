@@ -12,7 +12,7 @@ from rich.text import Text
 
 
 class Times(ProgressColumn):
-    """How long it has taken, and how long it will, once that can be told: "0:00:12, 0:00:30 left"."""
+    """The time taken and, once that can be told, the time left: "0:00:12, 0:00:30 left"."""
 
     def render(self, task: Task) -> Text:
         elapsed, left = task.elapsed or 0.0, task.time_remaining
@@ -30,7 +30,7 @@ def loading(what: str, quiet: bool) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(quiet: bool, counts: bool = True) -> Iterator[Progress]:
-    """What is done, and the time that is left. A bar that counts work, not things, shows no numbers: `counts` False."""
+    """A bar that shows what is done and the time left. `counts` is False for a bar of work, not things: no numbers."""
     console = Console(stderr=True)
     hidden = quiet or not console.is_terminal
     bar = Progress(

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import typer
 
-INTERRUPTED = 130  # as shells say of a process that Ctrl-C ended
+INTERRUPTED = 130  # the exit code that shells give a process that Ctrl-C ended
 
 
 class Counts(Protocol):

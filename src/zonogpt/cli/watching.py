@@ -1,4 +1,4 @@
-"""Long runs on the progress bar."""
+"""Shows long runs on the progress bar."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zonogpt.studies.rows.record import StoredRow
 
 
 class BarWatcher(Watcher):
-    """Shows how many rows there are, and what is done at the moment."""
+    """Shows how many rows are finished, and what is done at the moment."""
 
     def __init__(self, bar: Progress) -> None:
         self.bar, self.rows = bar, 0

@@ -60,7 +60,7 @@ def answer(
 
 
 def write(found: Certification, net: Model, name: str, files: Files) -> bool:
-    """Whether all files could be written; those that could not are named."""
+    """Writes the files; returns whether all could be written. Errors name those that could not."""
     done, out = [], files.out
     if out is not None:
         from zonogpt.studies.accuracy.figure import draw_accuracy  # matplotlib is slow to import
@@ -76,7 +76,7 @@ def write(found: Certification, net: Model, name: str, files: Files) -> bool:
 
 
 def headline(found: Certification) -> str:
-    """Every radius, in one line."""
+    """The counts at every radius, in one line."""
     lines = found.table
     first = lines[0]
     certified = f"{first.certified} of {found.counted} at radius {exact(first.radius)}"

@@ -65,7 +65,7 @@ def answer(
 
 
 def write(found: Comparison, lines: Sequence[MethodLine], net: Model, name: str, files: Files) -> bool:
-    """Whether all files could be written; those that could not are named."""
+    """Writes the files; returns whether all could be written. Errors name those that could not."""
     grid, done, out = found.settings.grid, [], files.out
     if out is not None:
         from zonogpt.studies.radii.figure import draw_comparison  # matplotlib is slow to import
@@ -81,7 +81,7 @@ def write(found: Comparison, lines: Sequence[MethodLine], net: Model, name: str,
 
 
 def headline(lines: Sequence[MethodLine]) -> str:
-    """Who proves the largest radii."""
+    """Which methods prove the largest radii."""
     able = [line for line in lines if line.radius and line.method != ATTACK]
     ranked = sorted(able, key=lambda line: -(line.radius or 0.0))
     if not ranked:

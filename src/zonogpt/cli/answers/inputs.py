@@ -22,7 +22,7 @@ from zonogpt.model.tokenizer import Text
 from zonogpt.spec.positions import Positions, named
 
 STANDARD = "-"
-NPY = b"\x93NUMPY"  # how such a file begins
+NPY = b"\x93NUMPY"  # how a .npy file begins
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def one_input(net: Model, inputs: Inputs) -> Picture | Tokens:
 
 
 def listed(net: Model, content: Text | list[int], n_read: int) -> str:
-    """The tokens of a text with their positions, for somebody who is to choose."""
+    """The tokens of a text with their positions, to choose from."""
     ids = list(content)[:n_read]
     spelt = token_names(net, ids)
     names = [str(k) for k in ids] if spelt is None else [repr(word) for word in spelt]
@@ -72,7 +72,8 @@ class Chosen:
 
 
 def open_inputs(net: Model, inputs: Inputs, label: str | None = None) -> Chosen:
-    """Unless it is said what moves: of a file's texts the last token; of a single text all, one by one."""
+    """The data set, and what moves in it: by default, the last token of each text in a file, or all tokens of a single
+    text, one by one."""
     _require_one(inputs, "data", "image", "text", "ids")
     if inputs.data is not None:
         if label is not None:
@@ -115,7 +116,7 @@ def _content(net: Model, inputs: Inputs) -> Text | list[int]:
 
 
 def _read(given: str) -> str:
-    """What was given, or, for -, what standard input holds, without its last line break."""
+    """The text that was given or, for "-", what standard input holds, without its last line break."""
     return sys.stdin.read().removesuffix("\n") if given == STANDARD else given
 
 

@@ -21,7 +21,7 @@ from zonogpt.spec.positions import Positions, named
 from zonogpt.verification.inspection import Inspection
 from zonogpt.verification.inspection import inspect as run
 
-PROCESS_BYTES = 1 << 29  # Python with torch and transformers, about
+PROCESS_BYTES = 1 << 29  # roughly what Python takes with torch and transformers
 MORE = (
     "what a run needs depends on how many tokens there are, and on which of them move together:"
     ' --tokens 20 --positions last, or --text "..." --words good'
@@ -101,7 +101,7 @@ def show(found: Inspection, console: Console) -> None:
 
 
 def duration(seconds: float) -> str:
-    """One digit: it is no better than that."""
+    """The duration in one digit, as the prediction is no better than that."""
     for unit, size in (("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{float(f'{seconds / size:.1g}'):g} {unit}"

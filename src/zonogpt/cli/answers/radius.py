@@ -65,7 +65,7 @@ def answer(
 
 
 def write(found: Comparison, lines: Sequence[InputLine], net: Model, name: str, files: Files) -> bool:
-    """Whether all files could be written; those that could not are named."""
+    """Writes the files; returns whether all could be written. Errors name those that could not."""
     done, out = [], files.out
     if out is not None:
         from zonogpt.studies.radii.figure import draw_inputs  # matplotlib is slow to import
@@ -79,7 +79,7 @@ def write(found: Comparison, lines: Sequence[InputLine], net: Model, name: str, 
 
 
 def headline(lines: Sequence[InputLine]) -> str:
-    """The verdict of one input, or what many come to."""
+    """The radii of one input, or a summary of many."""
     proofs = f" ({basis(lines[0].guarantee or '', lines[0].arithmetic)})"
     tried = [line for line in lines if line.status != "misclassified"]
     if len(lines) == 1 and tried:

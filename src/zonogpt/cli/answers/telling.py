@@ -15,7 +15,7 @@ from zonogpt.studies.radii.rows import RadiusRow
 from zonogpt.verification.result import Result
 from zonogpt.verification.witness import moved_tokens
 
-MOST_SHOWN = 12  # tokens whose scale is told; the others are only named
+MOST_SHOWN = 12  # how many tokens are shown with their scale; the others are only named
 
 
 def describe(result: Result) -> str:
@@ -41,7 +41,7 @@ def moving(net: Model, spec: Spec) -> str:
 
 
 def describe_moves(net: Model, spec: Spec) -> list[str]:
-    """What moves in a text, and how far that is for a token."""
+    """What moves in a text, and how far the radius is for each token."""
     box = spec.input
     if box.embed.positions is None:
         return []
@@ -53,7 +53,7 @@ def describe_moves(net: Model, spec: Spec) -> list[str]:
 
 
 def describe_moved(rows: Sequence[AccuracyRow | RadiusRow], each: bool) -> list[str]:
-    """Which tokens move in the texts of a data set: how many at once, and where they are most."""
+    """Which tokens move in the texts of a data set: how many at once, and in which text the most."""
     texts = {row.place: row for row in rows if row.positions is not None}
     if not texts:
         return []
@@ -84,12 +84,12 @@ def said_of_scale(scale: TokenScale, ball: Ball) -> str:
 
 
 def percent(share: float) -> str:
-    """ "14.1 %"; of more than ten times, "12.3 times"."""
+    """ "14.1 %"; above ten times, "12.3 times"."""
     return f"{100 * share:.3g} %" if share <= 10 else f"{share:.3g} times"
 
 
 def describe_witness(net: Model, spec: Spec, result: Result) -> list[str]:
-    """Where and how far the input moved; nothing where it did not."""
+    """Where and how far the input moved; nothing if it did not."""
     assert result.counterexample is not None
     change = result.counterexample - spec.input.anchor.cpu()
     if not change.any():
@@ -114,7 +114,8 @@ def describe_witness(net: Model, spec: Spec, result: Result) -> list[str]:
 
 
 def largest_loss(result: Result) -> str:
-    """What costs method E most of the margin; for the others, whose ledger is in widths, the widest new error."""
+    """The step that takes most from method E's margin; for other methods, whose ledger holds widths, the widest new
+    error."""
     skipped = ("input",) if result.method == "E" else ("input", "head")
     fresh = [e for e in result.ledger.entries if e.kind not in skipped and e.step not in ("carried", "reduction")]
     worst = max(fresh, key=lambda e: e.width)

@@ -36,7 +36,7 @@ from zonogpt.verification.verifier import Verifier
 from zonogpt.verification.witness import save_witness
 
 EXIT = {"verified": 0, "unknown": 10, "falsified": 20, "timeout": 30}
-WORST = ("falsified", "timeout", "unknown", "verified")  # of several verdicts, the first of these that is there
+WORST = ("falsified", "timeout", "unknown", "verified")  # the verdict of several is the first of these among them
 MANY_SCHEMA = "zonogpt-results-1"
 
 
@@ -59,11 +59,11 @@ def answer(
     hint: bool | None,
     files: VerdictFiles,
 ) -> int:
-    """The exit code."""
+    """Runs the command and prints its answer; returns the exit code."""
     with loading(f"loading {name}", files.quiet):
         net = load(name)
     if files.counterexample is not None and net.embedding.reads == "images":
-        require_plots()  # a picture goes with it
+        require_plots()  # a picture is written beside it
     specs = build_specs(net, inputs, claimed, radius)
     wanted = sys.stderr.isatty() and not files.quiet if hint is None else hint
     verifier = Verifier(net, method=run.method, attack=attack, hint=wanted, **run.options)
@@ -95,7 +95,7 @@ def answer(
 
 
 def tell_many(results: Sequence[Result], specs: Sequence[Spec], net: Model, files: VerdictFiles) -> int:
-    """Token by token; what is true of all of them comes first."""
+    """Prints the results token by token, after the verdict that counts for all of them; returns its exit code."""
     status = next(status for status in WORST if any(result.status == status for result in results))
     alike = [result for result in results if result.status == status]
     worst = min(alike, key=lambda result: float(result.margins.min()))
@@ -126,7 +126,8 @@ def tell_many(results: Sequence[Result], specs: Sequence[Spec], net: Model, file
 
 
 def certified(net: Model, spec: Spec, result: Result, file: Path, check: bool, quiet: bool) -> list[str]:
-    """Writes the certificate, if there is one, and lets its checker read it; the line that says so."""
+    """Writes the certificate, if there is one, and with `check` lets its checker read it; returns the line that says
+    so."""
     if not result.verified:
         return ["no certificate: nothing was proved"]
 
@@ -145,7 +146,7 @@ def certified(net: Model, spec: Spec, result: Result, file: Path, check: bool, q
 
 
 def saved(spec: Spec, result: Result, file: Path | None) -> list[str]:
-    """Writes the counterexample, if that is wanted; the line that says so."""
+    """Writes the counterexample, if that is wanted; returns the line that says so."""
     assert result.counterexample is not None
     if file is None:
         unmoved = torch.equal(result.counterexample, spec.input.anchor.cpu())
@@ -157,7 +158,7 @@ def saved(spec: Spec, result: Result, file: Path | None) -> list[str]:
 
 @contextmanager
 def block_bar(quiet: bool) -> Iterator[Callable[[Progress], None]]:
-    """A bar over the work of a run, with the time that remains, and the function that moves it."""
+    """Shows a bar for the work of a run, with the time that remains; yields the function that moves it."""
     with progress_bar(quiet, counts=False) as bar:
         at = bar.add_task("unperturbed input", total=None)
         task = ""
@@ -183,7 +184,7 @@ def said_of(progress: Progress) -> str:
 
 
 def build_specs(net: Model, inputs: Inputs, claimed: Claimed, radius: float) -> list[Spec]:
-    """One, or one for each token that moves."""
+    """One spec or, with --each, one for each token that moves."""
     asked = asked_for(claimed)
     found = one_input(net, inputs)
     p = norm(inputs)
