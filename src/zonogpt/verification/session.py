@@ -109,7 +109,7 @@ class NoBounds:
 
 @dataclass(frozen=True)
 class Verification:
-    """A method on a session's model. The method remembers what its inputs have in common."""
+    """A method on a session's model. The method may cache what its inputs have in common."""
 
     session: Session
     method: Method
