@@ -244,3 +244,17 @@ def test_keys_without_a_slope_in_a_row_with_slopes():
     assert float(s.slope[..., 2]) == 0.0
     needed = softmax_deviation(log_P, s.W) + tiny * (1 + (log_P.exp() * R_U).sum())
     assert float(s.error[..., 2]) >= float(needed[..., 2])
+
+
+@pytest.mark.parametrize("width", [0.3, 1.0])
+def test_the_middle_of_a_row_is_that_of_both_ends_of_zeta(width):
+    """Without (1 - zeta_0) the shift would still be sound, because mu is at most nu: only its value tells."""
+    log_P, F, R_U = case(2, 4, width)
+    step = softmax_step(log_P, F.norm(dim=-1), 0 * R_U, F @ F.mT, torch.ones_like(log_P))
+    assert bool(step.sloped)
+    _, middle, half = chord_of_psi(step.W)
+    assert (middle < half).all()
+    zeta = step.zeta[..., None]
+    assert float(zeta) > 0.01
+    torch.testing.assert_close(step.shift + step.common, log_P.exp() * middle)
+    torch.testing.assert_close(step.shift - step.common, log_P.exp() * (1 - zeta) * middle)
