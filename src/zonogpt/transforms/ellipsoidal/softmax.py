@@ -27,10 +27,10 @@ from zonogpt.transforms.softmax import masked, softmax_deviation
 class SoftmaxStep:
     """sum_j (p_j - P_j) v_j = sum_j (P_j slope_j delta_j + shift_j + xi common_j + xi_j (error_j + scores_j)) v'_j
 
-    for every v, with |xi|, |xi_j| <= 1, where delta is the part of the centred score change that is linear in the
-    domain's symbols. Also |p_j - P_j| <= total_j and |p_j - P_j - P_j delta_j| <= residual_j. In rows that are not
-    `sloped`, and of keys whose P is no normal number, slope, shift, common and scores are 0: the range leaves a smaller
-    error.
+    for every v, with |xi|, |xi_j| <= 1, where delta is the centred first-order score change, dQ K^T + Q dK^T over
+    sqrt(e): linear in the change of LayerNorm's output, errors included. Also |p_j - P_j| <= total_j and
+    |p_j - P_j - P_j delta_j| <= residual_j. Slope, shift, common and scores are 0 in rows that are not `sloped`, where
+    the range leaves a smaller error, and of keys whose P is no normal number.
     """
 
     sloped: Tensor  # (B, H, I) booleans
@@ -50,8 +50,8 @@ def softmax_step(
 ) -> SoftmaxStep:
     """The contract of SoftmaxStep, for the row P that `log_P` makes when it is normalised.
 
-    `linear` bounds the centred score change that is linear in the symbols, key by key, `score_gram` (B, H, I, S, S)
-    covers it for all keys together, `R_U` bounds the products of changes and all rounding of scores (not centred).
+    `linear` bounds the centred first-order score change, key by key, `score_gram` (B, H, I, S, S) covers it for all
+    keys together, `R_U` bounds the products of changes and all rounding of scores (not centred).
     `length` is |v'_j|. exp(log_P), as computed, is the normalised row up to `doubt` (B, H, I) of it; for slope, shift
     and common the contract holds with what was computed, so that the error is that of the normalised row.
     """
