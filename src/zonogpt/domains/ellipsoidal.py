@@ -222,9 +222,10 @@ def lambda_max(Q: Tensor, squarings: int = 4, rows: Tensor | None = None) -> Ten
             power, log_scale = power / size[..., None, None], log_scale + size.log()
         power, log_scale = symmetric_product(power, power), 2 * log_scale
     log_norm = (torch.linalg.matrix_norm(power) + floor).log() + log_scale
-    # A squaring errs by |fl(P^2) - P^2|_F <= gamma_d |P|_F^2 <= gamma_d sqrt(d) |P^2|_F, a share of the norm that every
-    # root taken later halves. All squarings together move the eigenvalue by at most gamma_d trace(Q), which is added at
-    # the end. The last norm adds up d^2 squares, and the logarithms are at most 2^squarings log(d) in size.
+    # A squaring errs by |fl(P^2) - P^2|_F <= gamma_d |P|_F^2, at most gamma_d trace(Q) / eigenvalue of its eigenvalue,
+    # and every root taken later halves that: all squarings together move the eigenvalue by at most gamma_d trace(Q),
+    # which is added at the end. The norm may lose gamma_d sqrt(d) of itself, since |P|_F^2 <= sqrt(d) |P^2|_F. The last
+    # norm adds up d^2 squares, and the logarithms are at most 2^squarings log(d) in size.
     d = torch.tensor(Q.shape[-1]) if rows is None else rows
     like = torch.zeros((), dtype=Q.dtype) if rows is None else scale  # without dimensions: on any device
     squaring, norm = ((d + 4) * d.double().sqrt()).ceil(), d * d // 2 ** (squarings + 1)
