@@ -204,7 +204,7 @@ def test_the_loss_of_a_functional_along_the_line_of_e_rho(reach):
         loss = float(step.loss(w.expand(1, 1, 1, 3), LIMIT))
         fall = float(-((norm(x) - step.centre[0, 0]) @ w).min())
         assert fall <= loss + 1e-12
-        assert loss <= fall + 4 * reach**2
+        assert loss <= fall + 5 * reach**2
 
 
 @pytest.mark.parametrize("c", [[0.0, 0.0, 0.0, 0.0], [1e-7, -1e-7, 0.0, 0.0], [3.0, 3.0, 3.0, 3.0 + 1e-9]])
