@@ -181,6 +181,19 @@ def test_lambda_max_is_never_rounded_below(squarings):
         assert Fraction(float(lambda_max(F.mT @ F, squarings))) >= largest
 
 
+@pytest.mark.parametrize("squarings", [1, 2, 4])
+@pytest.mark.parametrize("d", [64, 300, 1000])
+def test_lambda_max_of_wide_grams_in_float32_is_never_rounded_below(d, squarings):
+    """Of rank one with integers whose products float32 holds: what is rounded is the algorithm's. Where all entries are
+    the same, errors of one sign add up, and the last norm loses more than d units."""
+    for seed in range(3):
+        for low, high in ((1, 4096), (683, 684)):
+            F = torch.randint(low, high, (1, d), generator=generator(seed)).double()
+            Q = (F.mT @ F).float()
+            assert torch.equal(Q.double(), F.mT @ F)
+            assert float(lambda_max(Q, squarings)) >= float(F.square().sum())
+
+
 def seen_at(block, before, z, centre):
     """The sources, if LayerNorm's output is `centre` at all tokens of z, and the point there."""
     of, source = block.branch, sources(block, z, exact_prefix(block, before), LIMIT)

@@ -10,6 +10,7 @@ from zonogpt.domains.ellipsoidal import support
 from zonogpt.transforms.ellipsoidal.softmax import chord_of_psi, log_phi, psi
 from zonogpt.transforms.ellipsoidal.softmax import largest_zeta as zeta_of_rounded_row
 from zonogpt.transforms.ellipsoidal.softmax import softmax_step as step_of_rounded_row
+from zonogpt.transforms.softmax import softmax_deviation
 
 WIDTHS = torch.cat([torch.logspace(-9, 1.3, 60), torch.tensor([0.0, 0.4999, 0.5, 0.5001, 1.0])]).double()
 
@@ -210,3 +211,50 @@ def test_a_key_that_underflowed_has_no_slope(flushed, reach, level):
         linear = (P * s.slope)[0, 0, 0] @ (change * moves) + s.shift[0, 0, 0] @ moves
         error = (s.error + s.scores)[0, 0, 0] @ moves.abs() + (s.common[0, 0, 0] @ moves).abs()
         assert float((truth - linear).abs()) <= float(error) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("count", [1, 10, 300])
+@pytest.mark.parametrize("width", [0.1, 1.5, 30.0])
+def test_hidden_keys_change_no_bound(width, count):
+    """Only the order of sums may differ, which is a unit or two; a term that counts hidden keys is a thousand."""
+    log_P, F, R_U = case(1, 5, width)
+
+    def step(hidden):
+        rows = [torch.nn.functional.pad(x, (0, hidden)) for x in (F.norm(dim=-1), R_U)]
+        gram = torch.nn.functional.pad(F @ F.mT, (0, hidden, 0, hidden))
+        log_of = torch.nn.functional.pad(log_P, (0, hidden), value=-math.inf)
+        return softmax_step(log_of, *rows, gram, torch.ones_like(log_of))
+
+    alone, among = step(0), step(count)
+    torch.testing.assert_close(among.zeta, alone.zeta, rtol=2e-15, atol=0.0)
+    for name in ("sloped", "slope", "shift", "common", "error", "scores", "total", "residual", "W"):
+        one, many = getattr(alone, name), getattr(among, name)
+        torch.testing.assert_close(many if name == "sloped" else many[..., :5], one, rtol=2e-15, atol=0.0)
+
+
+def test_keys_without_a_slope_in_a_row_with_slopes():
+    """Such a key adds dp_j + zeta P_j + P_j <e> to the row, not dp_j alone: |e| <= R_U, P_j below the smallest normal
+    number."""
+    tiny = torch.finfo(torch.float64).tiny
+    log_P = torch.tensor([0.0, 0.0, math.log(tiny) - 7], dtype=torch.float64).log_softmax(-1).reshape(1, 1, 1, 3)
+    F = torch.tensor([0.5, -0.5, 0.0], dtype=torch.float64).reshape(1, 1, 1, 3, 1)
+    R_U = torch.tensor([0.1, 0.1, 0.0], dtype=torch.float64).reshape(1, 1, 1, 3)
+    s = softmax_step(log_P, F.abs()[..., 0], R_U, F @ F.mT, torch.ones_like(R_U))
+    assert bool(s.sloped)
+    assert float(s.slope[..., 2]) == 0.0
+    needed = softmax_deviation(log_P, s.W) + tiny * (1 + (log_P.exp() * R_U).sum())
+    assert float(s.error[..., 2]) >= float(needed[..., 2])
+
+
+@pytest.mark.parametrize("width", [0.3, 1.0])
+def test_the_middle_of_a_row_is_that_of_both_ends_of_zeta(width):
+    """Without (1 - zeta_0) the shift would still be sound, because mu is at most nu: only its value tells."""
+    log_P, F, R_U = case(2, 4, width)
+    step = softmax_step(log_P, F.norm(dim=-1), 0 * R_U, F @ F.mT, torch.ones_like(log_P))
+    assert bool(step.sloped)
+    _, middle, half = chord_of_psi(step.W)
+    assert (middle < half).all()
+    zeta = step.zeta[..., None]
+    assert float(zeta) > 0.01
+    torch.testing.assert_close(step.shift + step.common, log_P.exp() * middle)
+    torch.testing.assert_close(step.shift - step.common, log_P.exp() * (1 - zeta) * middle)

@@ -189,6 +189,24 @@ def test_layernorm_product_beside_the_line_of_e_rho(reach):
         assert float(fall.max()) <= float(loss) + 1e-12
 
 
+@pytest.mark.parametrize("reach", [1e-3, 0.1, 0.3])
+def test_the_loss_of_a_functional_along_the_line_of_e_rho(reach):
+    """The slope's own part is w J^T: of w along z0 it keeps nearly nothing, and of a w that does not see the symbol,
+    but z0, it keeps what z0 sees of it."""
+    norm = Norm(torch.ones(3).double(), torch.zeros(3).double(), 1e-5)
+    z0, u = torch.tensor([1.0, -1.0, 0.0]).double(), torch.tensor([1.0, 1.0, -2.0]).double()
+    line = reach * (z0 - u / 3)  # orthogonal to z0 + u
+    z = EllipsoidalZonotope(z0[None, None], line[None, None, None], torch.zeros(1, 1, 3, 3).double(), math.inf)
+    step = layernorm_step(norm, z, LIMIT)
+    assert step.sloped.all()
+    x = z0 + torch.linspace(-1, 1, 2001).double()[:, None] * line
+    for w in (z0, -z0, z0 + u, -z0 - u, u):
+        loss = float(step.loss(w.expand(1, 1, 1, 3), LIMIT))
+        fall = float(-((norm(x) - step.centre[0, 0]) @ w).min())
+        assert fall <= loss + 1e-12
+        assert loss <= fall + 5 * reach**2
+
+
 @pytest.mark.parametrize("c", [[0.0, 0.0, 0.0, 0.0], [1e-7, -1e-7, 0.0, 0.0], [3.0, 3.0, 3.0, 3.0 + 1e-9]])
 @pytest.mark.parametrize("radius", [1e-3, 0.1, 10.0])
 def test_constant_tokens_do_not_explode(c, radius):
@@ -289,15 +307,22 @@ def test_error_scores_bound_what_ellipsoids_do_linearly(seed, case):
     torch.testing.assert_close(errors.key, key.masked_fill(pt.hidden[..., pt.first :], 0.0))
 
 
+@pytest.mark.parametrize(("d", "heads"), [(2, 2), (8, 1)])
 @pytest.mark.parametrize("reach", REACHES[:4])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_score_products(seed, reach):
-    block, before, z, source, pt = attention_case(seed, reach, d=2, heads=2, S=3)
+def test_score_products(seed, reach, d, heads):
+    """Of one feature per head by coordinates; of eight, with as many symbols in a 2-ball, by lengths as well."""
+    p, m = (2.0, 8) if d == 8 else (math.inf, 3)
+    block, before, z, source, pt = attention_case(seed, reach, p, d=d, heads=heads, S=3, m=m)
     sums, norm = TangentSums(z.p, torch.float64), source.norm
     sums.add(tangents(pt, norm.jacobian(z.G)))
     sizes = NormSizes(norm.centre, norm.reach)
     rounding = attention_rounding(pt, source.prefix, sizes, torch.float64, z.m)
-    bound = bounded_changes(asked_errors(pt, source), sums, rounding).score_products(pt)
+    change = bounded_changes(asked_errors(pt, source), sums, rounding)
+    bound = change.score_products(pt)
+    if d == 8:
+        lengths = change.Q_length[..., None] * change.K_length[..., None, :]
+        assert ((lengths < change.Q @ change.K.mT) & ~pt.hidden).any()
     entry = torch.randint(bound.numel(), (BATCH,), generator=generator(seed))
 
     def excess(noise):

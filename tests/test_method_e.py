@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from plain_e import plain_margins
 from trained import IMAGE_SHAPES, NAMES, instances, pictures, trained
 from zonogpt.domains.finite import require_finite
 from zonogpt.errors import OptionError
-from zonogpt.methods import adjoint, ellipsoidal, tape, walk
+from zonogpt.methods import adjoint, ellipsoidal, start, tape, walk
 from zonogpt.methods.method import NonFiniteBlockError, Numerics
 from zonogpt.methods.plan import plan_ellipsoidal
 from zonogpt.search.descent import attack
@@ -309,3 +310,24 @@ def test_float32_bounds_contain_what_float64_finds():
             narrow = zonogpt.verify(model, spec, dtype="float32")
             assert (attack(model, spec, restarts=2, steps=10).margins >= narrow.margins - 1e-5).all()
             torch.testing.assert_close(narrow.margins, margins_of(model, spec), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_embedding_rounds_off_is_charged_at_the_input(monkeypatch, seed):
+    """The box that the input starts with, here a thousandth and not some units: every functional that arrives pays."""
+    real = start.embedding_rounding
+    monkeypatch.setattr(start, "embedding_rounding", lambda *of: torch.full_like(real(*of), 1e-3))
+    model = moved(zonogpt.load(text_classifier(seed)), torch.device("cpu"), torch.float64)
+    spec = zonogpt.embedding_ball(model, [1, 2, 3, 4], [2], 1e-12)
+    with torch.no_grad():
+        passed = tape.forward(walk.Walk(model, LIMIT), [spec], torch.float64)
+        first, arrived = passed.steps[0], []
+
+        def pull(w, limit):
+            arrived.append(first.pull(w, limit))
+            return arrived[-1]
+
+        passed.steps[0] = SimpleNamespace(kind=first.kind, pull=pull)
+        _, _, losses = adjoint.adjoint(passed)
+    ((w, _),) = arrived
+    assert (losses[0, "input", "rounding"] >= 1e-3 * w.abs().sum((2, 3))).all()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from builders import generator, randn
+from zonogpt.domains.interval import Interval
 from zonogpt.domains.rounding import unaccounted
 from zonogpt.transforms.softmax import (
     _others,
@@ -14,6 +15,7 @@ from zonogpt.transforms.softmax import (
     softmax_deviation,
     softmax_jvp,
     softmax_radius,
+    softmax_range,
     softmax_taylor,
 )
 
@@ -129,3 +131,36 @@ def test_taylor_bound_where_a_key_of_no_weight_rises_and_all_others_fall(M):
     left = moved.softmax(-1) - P - softmax_jvp(P, moved - U)
     bound = softmax_taylor(U.log_softmax(-1), torch.full_like(U, M))
     assert (left.abs() <= bound).all()
+
+
+def with_hidden(x, count, value):
+    return torch.cat([x, torch.full((*x.shape[:-1], count), value, dtype=x.dtype)], dim=-1)
+
+
+@pytest.mark.parametrize("count", [1, 10, 1000])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_hidden_keys_change_no_bound(dtype, count):
+    """A row of five keys has the same bounds however many others the mask takes away. Elementary functions depend on
+    the place in an array by a unit or two; a term that counts hidden keys would be thousands."""
+    _, log_P, T = rows(3, change=0.1, causal=False)
+    log_P, T = log_P.to(dtype), T.to(dtype)
+    more_P, more_T = with_hidden(log_P, count, -math.inf), with_hidden(T, count, 0.0)
+    zero = torch.zeros_like(T)
+    alone = softmax_bounds(log_P, T, zero, T, zero[..., 0])
+    among = softmax_bounds(more_P, more_T, with_hidden(zero, count, 0.0), more_T, zero[..., 0])
+    box = Interval(log_P - T, log_P + T)
+    visible = torch.ones(5, 5).bool()
+    ends = softmax_range(box, visible)
+    more_ends = softmax_range(
+        Interval(with_hidden(box.lower, count, -1e3), with_hidden(box.upper, count, 1e3)),
+        with_hidden(visible, count, False),
+    )
+    units = 8 * torch.finfo(dtype).eps
+    for many, one in (
+        (softmax_deviation(more_P, more_T), softmax_deviation(log_P, T)),
+        (among.remainder, alone.remainder),
+        (among.total, alone.total),
+        (more_ends.lower, ends.lower),
+        (more_ends.upper, ends.upper),
+    ):
+        torch.testing.assert_close(many[..., :5], one, rtol=units, atol=units)

@@ -4,25 +4,38 @@ Sampling rarely shows that such a term is missing, because the bounds beside it 
 """
 
 import dataclasses
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from builders import attention_block, changed, generator, mlp_block, randn, zonotope
+from builders import attention_block, changed, generator, layer_norm, mlp_block, randn, zonotope
 from ellipsoidal_containment import ellipsoidal
+from zonogpt.domains.ellipsoidal import EllipsoidalZonotope
 from zonogpt.domains.finite import NonFiniteBoundError
 from zonogpt.domains.interval import Interval
 from zonogpt.domains.rounding import gamma, unit
 from zonogpt.model.activations import GELU_TANH
 from zonogpt.transforms import activations
-from zonogpt.transforms.attention_rounding import NormSizes, Skip, attention_rounding, output_rounding
+from zonogpt.transforms.attention_rounding import (
+    NormSizes,
+    Skip,
+    attention_rounding,
+    head_rounding,
+    output_rounding,
+)
 from zonogpt.transforms.ellipsoidal.attention import value_products
+from zonogpt.transforms.ellipsoidal.layernorm import layernorm_step, scalar_remainders
+from zonogpt.transforms.ellipsoidal.layernorm_rounding import ErrorScalars, enclosure_rounding
+from zonogpt.transforms.ellipsoidal.layernorm_rounding import output_rounding as norm_output_rounding
 from zonogpt.transforms.ellipsoidal.mlp_rounding import hidden_rounding as hidden_rounding_of_e
 from zonogpt.transforms.ellipsoidal.norm import norm_step
 from zonogpt.transforms.execution import mlp_error
+from zonogpt.transforms.norm_point import norm_point, units
 from zonogpt.transforms.prefix import Prefix
 from zonogpt.transforms.softmax import softmax_range
+from zonogpt.transforms.structured.attention import recentring_rounding
 from zonogpt.transforms.structured.attention_point import attention_point
 from zonogpt.transforms.structured.layernorm import layernorm_bounds, layernorm_range
 from zonogpt.transforms.structured.mlp import fused_mlp
@@ -138,3 +151,111 @@ def test_products_of_values_that_move_along_one_line():
         exact = torch.einsum("bhin,bhnef->bhief", t, grams)
         share = (total.square() / t).sum(-1)[..., None, None]
         assert torch.linalg.eigvalsh(found - 0.99 * share * exact).min() >= 0
+
+
+def test_the_inverse_root_is_off_by_its_own_units():
+    """Where nothing moves and z0 = 0, in bfloat16, only that is left: relative to rho_0 (1 + alpha_1 / alpha_0)."""
+    d, a0, short = 4, torch.tensor([0.3], dtype=torch.bfloat16), torch.bfloat16
+    nothing = torch.zeros_like(a0)
+    own = gamma(units(d), short) * float(a0) ** -0.5
+    for bound in scalar_remainders(nothing, a0, float(a0), d, nothing, nothing):
+        assert float(bound) >= own
+    much = 1e3 * torch.ones_like(a0)  # of |z0 . D|
+    low, high, change = scalar_remainders(nothing, a0, float(a0), d, much, nothing)
+    least = own * (1 + 2 * float(much) / d / float(a0))
+    assert float(low) >= least
+    assert float(high) >= least
+    assert float(change) >= least
+
+
+@pytest.mark.parametrize("far", [1e-3, 1.0, 1e4])
+@pytest.mark.parametrize("seed", range(8))
+def test_the_jacobian_of_a_deviation_misses_what_the_centre_misses(seed, far):
+    """c nearly constant and in bfloat16: z0 is mostly rounding, with a mean, and Delta as long as one likes."""
+    g, d = generator(seed), 6
+    c = (1 + 1e-2 * randn(g, 1, d)).bfloat16()
+    at = norm_point(layer_norm(g, d), c)
+    z0, rho, k = at.z0.double(), at.rho.double()[:, None], at.k.double()[:, None]
+    miss = c.double() - c.double().mean() - z0
+    assert (miss.abs() <= at.missing.double()).all()
+    deviation = far * torch.cat([torch.ones(1, d).double(), randn(g, 50, d)]).bfloat16()
+    said = at.slack(deviation).double()
+    moved = deviation.double()
+    # J of the centred deviation and of `miss`, less J as it is applied to the deviation: z0 . 1 is not zero.
+    off = rho * miss - k * z0 * ((z0 * miss).sum(-1, keepdim=True) - moved.mean(-1, keepdim=True) * z0.sum())
+    assert (off.abs() <= said).all()
+    size, lost, length = z0.norm(), at.missing.double().norm(), moved.norm(dim=-1, keepdim=True)
+    formula = rho * at.missing.double() + k * lost * (size * z0.abs() + length * (z0.abs() + size))
+    assert (said >= 0.999 * formula).all()
+
+
+def test_what_the_centre_misses_is_in_the_change_of_the_inverse_root():
+    """The adjoint's forms are of the deviation, not of D: D rho_1 holds `missing` times the bound of rho_1."""
+    g, d = generator(1), 6
+    norm, c = layer_norm(g, d), (1 + 1e-2 * randn(g, 1, 1, d)).bfloat16()
+    at = norm_point(norm, c)
+    nothing, delta = torch.zeros_like(c), torch.full((1, 1), 1e4, dtype=torch.bfloat16)
+    z = EllipsoidalZonotope(c, nothing[:, :, None], torch.zeros(1, 1, d, d).bfloat16(), math.inf)
+    scalars = ErrorScalars(shift=0 * delta, bend=nothing, delta=delta)
+    said = norm_output_rounding(at, z, delta > 0, scalars, nothing, torch.bfloat16)
+    assert (said >= (norm.gamma.abs() * at.missing * delta[..., None]).bfloat16()).all()
+
+
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float32])
+def test_what_enclosures_of_layernorm_are_formed_from_rounds(narrow):
+    """Relative to the sizes that error, linear part and range add up, and what the step itself rounds besides."""
+    g, d = generator(2), 5
+    norm, c = layer_norm(g, d), randn(g, 1, 2, d)
+    z = EllipsoidalZonotope(
+        c, (0.01 * randn(g, 1, 2, 3, d)).to(narrow), 1e-4 * torch.eye(d).double().expand(1, 2, d, d), 2.0
+    )
+    step = layernorm_step(norm, z, 1 << 26)
+    w = randn(g, 1, 4, 2, d)
+    raw = (w * norm.gamma).transpose(1, 2)
+    found, length = enclosure_rounding(step, w, raw), raw.norm(dim=-1)
+    carried = (w.abs() * step.rounding[:, None]).sum(-1).transpose(1, 2)
+    lost = gamma(6 * d + z.m + 32, narrow) * length
+    far = z.radius.norm(dim=-1)
+    ball = gamma(3 * d + 12, WIDE) * length * (step.ball + step.x_hat.norm(dim=-1))[..., None]
+    for said, part, besides in (
+        (found.error, lost * step.size[..., None], carried),
+        (found.linear, lost * (step.a0.rsqrt() * far)[..., None], 0 * carried),
+        (found.range, ball, carried),
+    ):
+        assert (said >= (part + besides) * (1 - 1e-12)).all()
+    # All of it reaches the loss.
+    louder = dataclasses.replace(step, rounding=step.rounding + 1.0)
+    assert (louder.pull(w, 1 << 26)[1] - step.pull(w, 1 << 26)[1] >= 0.999 * w.abs().sum((2, 3))).all()
+
+
+def test_what_log_softmax_rounds_key_by_key():
+    """Of scores that are all zero, and of a key whose own score is zero beside a large one."""
+    block, S = attention_block(1, causal=False), 3
+    n = randn(generator(2), S, 6)
+    n[0] = 0.0
+    for changes in ({"w_q": 0 * block.branch.w_q, "b_q": None}, {"b_k": None}):
+        attention = changed(block, **changes).branch
+        point = attention_point(attention, n)
+        sizes = NormSizes(n, torch.zeros_like(n))
+        found = attention_rounding(point, Prefix.none(n, attention), sizes, WIDE, 0).scores
+        pairs = (point.Q.abs() @ point.K.abs().mT) * attention.scale
+        largest = pairs.amax(-1, keepdim=True)
+        assert (found >= 0.999 * gamma(8, WIDE) * (largest + math.log(S) + 1)).all()
+        assert (pairs[..., 0] == 0).all()
+
+
+def test_rows_that_do_not_add_up_to_one_leave_twice_the_doubt():
+    """Of all that values are multiplied with; and of the value that the papers' methods take off a row."""
+    block, z = attention_block(1), zonotope(2, S=3)
+    norm = layernorm_bounds(block.norm, z)
+    point = attention_point(block.branch, norm.centre)
+    doubtful = dataclasses.replace(point, doubt=torch.full_like(point.doubt, 0.1))
+    r = attention_rounding(
+        point, Prefix.none(norm.centre, block.branch), NormSizes(norm.centre, norm.reach), WIDE, z.m + z.q
+    )
+    coefficients = point.P + 0.5
+    heads = head_rounding(doubtful, r, coefficients, 0 * point.P, WIDE)
+    sizes = coefficients @ point.V.abs() + coefficients.sum(-1, keepdim=True) * point.O.abs()
+    assert (heads >= 0.2 * sizes).all()
+    off = recentring_rounding(0 * point.P, doubtful, WIDE)
+    assert (off >= 0.2 * point.VW.abs().amax(1).sum(0)).all()

@@ -211,8 +211,11 @@ def box_cover(A: Tensor, R: Tensor, note: Note = unnoted, off: Tensor | None = N
     return out if off is None else widened(out, up(2 * total[..., 0] * (R * off).sum(-1), A.shape[-2]))
 
 
-def lambda_max(Q: Tensor, squarings: int = 4) -> Tensor:
-    """An upper bound of the largest eigenvalue: (trace Q^p)^(1/p) for p = 2^(squarings + 1), rescaled on the way."""
+def lambda_max(Q: Tensor, squarings: int = 4, rows: Tensor | None = None) -> Tensor:
+    """An upper bound of the largest eigenvalue: (trace Q^p)^(1/p) for p = 2^(squarings + 1), rescaled on the way.
+
+    `rows` (...): how many rows are not 0 in every entry, if not all; the others round nothing.
+    """
     floor = torch.finfo(Q.dtype).tiny
     scale = trace(Q) + floor
     power, log_scale = symmetrised(Q) / scale[..., None, None], torch.zeros_like(scale)
@@ -222,13 +225,16 @@ def lambda_max(Q: Tensor, squarings: int = 4) -> Tensor:
             power, log_scale = power / size[..., None, None], log_scale + size.log()
         power, log_scale = symmetric_product(power, power), 2 * log_scale
     log_norm = (torch.linalg.matrix_norm(power) + floor).log() + log_scale
-    # A squaring errs by |fl(P^2) - P^2|_F <= gamma_d |P|_F^2 <= gamma_d sqrt(d) |P^2|_F, a share of the norm that every
-    # root taken later halves. All squarings together move the eigenvalue by at most gamma_d trace(Q), which is added at
-    # the end. The last norm adds up d^2 squares, and the logarithms are at most 2^squarings log(d) in size.
-    d = Q.shape[-1]
-    squaring, norm, logarithms = math.ceil((d + 4) * math.sqrt(d)), d * d >> (squarings + 1), 16 + 4 * d.bit_length()
-    outward = 1 + gamma(squaring + norm + logarithms, Q.dtype)
-    return up(scale * ((log_norm / 2.0**squarings).exp().clamp(max=1) * outward + gamma(d + 8, Q.dtype)))
+    # A squaring errs by |fl(P^2) - P^2|_F <= gamma_d |P|_F^2, at most gamma_d trace(Q) / eigenvalue of its eigenvalue,
+    # and every root taken later halves that: all squarings together move the eigenvalue by at most gamma_d trace(Q),
+    # which is added at the end. The norm may lose gamma_d sqrt(d) of itself, since |P|_F^2 <= sqrt(d) |P^2|_F. The last
+    # norm adds up d^2 squares, and the logarithms are at most 2^squarings log(d) in size.
+    d = torch.tensor(Q.shape[-1]) if rows is None else rows
+    like = torch.zeros((), dtype=Q.dtype) if rows is None else scale  # without dimensions: on any device
+    squaring, norm = ((d + 4) * d.double().sqrt()).ceil(), d * d // 2 ** (squarings + 1)
+    logarithms = 16 + 4 * torch.frexp(d.double()).exponent  # the number of binary digits of d
+    outward = 1 + gammas(squaring + norm + logarithms, Q.dtype, like)
+    return up(scale * ((log_norm / 2.0**squarings).exp().clamp(max=1) * outward + gammas(d + 8, Q.dtype, like)))
 
 
 def rounded_out(Q: Tensor, terms: int | Tensor = 0) -> Tensor:

@@ -71,7 +71,7 @@ def gamma(k: int, dtype: torch.dtype) -> float:
 
 
 def gammas(k: Tensor, dtype: torch.dtype, like: Tensor) -> Tensor:
-    """gamma_k of every entry, in the type of `like`, rounded up."""
+    """gamma_k of every entry, in the type of `like`, rounded up; k may be a fraction."""
     ku = k.double() * unit(dtype)
     return up(torch.where(ku < 1, ku / (1 - ku), math.inf).to(like), 1)
 
@@ -87,13 +87,16 @@ def _constant(value: float, dtype: torch.dtype) -> Tensor:
     return torch.tensor(value, dtype=dtype)
 
 
-def up(x: Tensor, k: int = 6) -> Tensor:
-    """At least x (1 + gamma_k), for sizes x >= 0 that took k operations on numbers of one sign.
+def up(x: Tensor, k: int | Tensor = 6) -> Tensor:
+    """At least x (1 + gamma_k), for sizes x >= 0 that took k operations on numbers of one sign; k may be a tensor.
 
-    Two more operations are counted for the multiplication and its factor, and `least` is added for what underflowed.
+    Two more operations are counted for the multiplication and its factor, and `least` is added for what underflowed,
+    unless that was multiplied by more than 1 afterwards (Lemma 13.3).
     """
     if not accounted():
         return x
+    if isinstance(k, Tensor):
+        return x * (1 + gammas(k + 2, x.dtype, x) + room()) + least(x.dtype)
     return torch.add(_constant(least(x.dtype), x.dtype), x, alpha=1 + gamma(k + 2, x.dtype) + room())  # one call
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from zonogpt.domains.interval import Interval
-from zonogpt.domains.rounding import gamma, up
+from zonogpt.domains.rounding import gamma, gammas, up
 
 
 def softmax_jvp(P: Tensor, U_dot: Tensor) -> Tensor:
@@ -48,8 +48,7 @@ def softmax_deviation(log_P: Tensor, T_U: Tensor) -> Tensor:
     low = torch.sigmoid(log_P - T_U - _others(log_P + T_U))
     # The exponents are off by some units of the largest of their row, the probabilities relatively by as much.
     largest = (T_U - log_P).masked_fill(masked(log_P), 0.0).amax(-1, keepdim=True)
-    keys = log_P.shape[-1]
-    units = gamma(6 * keys + 16, P.dtype) * (1 + math.log(keys) + largest)
+    units = _units(~masked(log_P), largest)
     deviation = torch.maximum(high - P, P - low) + torch.expm1(units) * (high + P)
     return up(deviation).clamp(max=1).masked_fill(masked(log_P), 0.0)
 
@@ -58,12 +57,20 @@ def softmax_range(U: Interval, visible: Tensor) -> Interval:
     """The smallest interval around every entry of softmax(u), u in U: own score high and others low, or reversed."""
     low, high = (end.masked_fill(~visible, -math.inf) for end in (U.lower, U.upper))
     least, most = torch.sigmoid(low - _others(high)), torch.sigmoid(high - _others(low))
-    keys = low.shape[-1]
     largest = U.finite_size.masked_fill(~visible, 0.0).amax(-1, keepdim=True)
-    units = torch.expm1(gamma(6 * keys + 16, low.dtype) * (1 + math.log(keys) + largest))
+    units = torch.expm1(_units(visible.expand_as(low), largest))
     least, most = (least * (1 - units)).clamp(min=0), up(most * (1 + units)).clamp(max=1)
     least, most = least.nan_to_num(nan=0.0), most.nan_to_num(nan=1.0)  # where scores have no finite ends
     return Interval(least.masked_fill(~visible, 0.0), most.masked_fill(~visible, 0.0))
+
+
+def _units(visible: Tensor, largest: Tensor) -> Tensor:
+    """What the exponents of a row are off by, (..., 1), when the largest of them is `largest` in size.
+
+    Only the visible keys of the row count: logarithms of sums do not round when nothing is added.
+    """
+    keys = visible.sum(-1, keepdim=True).clamp(min=1)
+    return gammas(6 * keys + 16, largest.dtype, largest) * (1 + keys.to(largest).log() + largest)
 
 
 def masked(log_P: Tensor) -> Tensor:
@@ -99,7 +106,7 @@ def softmax_bounds(log_P: Tensor, f_P: Tensor, R_U: Tensor, T_U: Tensor, doubt: 
     P as computed, in the Jacobian too; so e adds up to zero only up to `doubt`.
     """
     P, doubt = log_P.exp(), doubt[..., None]
-    keys = P.shape[-1]
+    keys = (~masked(log_P)).sum(-1, keepdim=True)
     deviation = up(softmax_deviation(log_P, T_U) + doubt * P)
     taylor = softmax_radius(P, R_U) * (1 + 4 * doubt) + softmax_taylor(log_P, T_U) * (1 + 2 * doubt)
     taylor = taylor + doubt * P + 4 * doubt * softmax_radius(P, T_U)

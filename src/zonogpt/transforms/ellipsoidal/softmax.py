@@ -27,10 +27,10 @@ from zonogpt.transforms.softmax import masked, softmax_deviation
 class SoftmaxStep:
     """sum_j (p_j - P_j) v_j = sum_j (P_j slope_j delta_j + shift_j + xi common_j + xi_j (error_j + scores_j)) v'_j
 
-    for every v, with |xi|, |xi_j| <= 1, where delta is the part of the centred score change that is linear in the
-    domain's symbols. Also |p_j - P_j| <= total_j and |p_j - P_j - P_j delta_j| <= residual_j. In rows that are not
-    `sloped`, and at keys whose P is below the smallest normal number, slope, shift, common and scores are 0: the range
-    leaves a smaller error.
+    for every v, with |xi|, |xi_j| <= 1, where delta is the centred first-order score change, dQ K^T + Q dK^T over
+    sqrt(e): linear in the change of LayerNorm's output, errors included. Also |p_j - P_j| <= total_j and
+    |p_j - P_j - P_j delta_j| <= residual_j. In rows that are not `sloped`, and at keys whose P is below the smallest
+    normal number, slope, shift, common and scores are 0: the range leaves a smaller error.
     """
 
     sloped: Tensor  # (B, H, I) booleans
@@ -50,12 +50,13 @@ def softmax_step(
 ) -> SoftmaxStep:
     """The step, with the contract of SoftmaxStep, for the row P that is exp(log_P), normalised.
 
-    `linear` bounds the centred score change that is linear in the symbols, key by key, `score_gram` (B, H, I, S, S)
-    covers it for all keys together, `R_U` bounds the products of changes and all rounding of scores (not centred).
+    `linear` bounds the centred first-order score change, key by key, `score_gram` (B, H, I, S, S) covers it for all
+    keys together, `R_U` bounds the products of changes and all rounding of scores (not centred).
     `length` is |v'_j|. exp(log_P), as computed, is the normalised row up to `doubt` (B, H, I) of it; for slope, shift
     and common the contract holds with what was computed, so that the error is that of the normalised row.
     """
-    keys, hidden = log_P.shape[-1], masked(log_P)
+    hidden = masked(log_P)
+    keys = (~hidden).sum(-1, keepdim=True)
     # A visible key whose P underflowed may still grow by e^W, which 0 would hide. It gets no slope: a slope may be as
     # large as e^W / W, and multiplies P as it was computed.
     tiny = torch.finfo(log_P.dtype).tiny
@@ -72,6 +73,8 @@ def softmax_step(
     scores = up(above * (slope.abs() * R_U + (slope - 1).abs() * mean_R))
 
     deviation = softmax_deviation(log_P, W) + doubt[..., None] * P
+    # A key without a slope adds to a row that has slopes dp_j, zeta P_j, and P_j times a mean of what R_U bounds.
+    left_out = deviation + up(tiny * (1 + mean_R))
     range_ = torch.minimum((deviation * length).sum(-1), ((P + deviation) * length.square()).sum(-1).sqrt())
     sloped = ((error + scores + half_zeta * constant.abs()) * length).sum(-1) < range_
     keep = sloped[..., None] & ~hidden & ~underflowed  # NaN or inf: not sloped
@@ -84,7 +87,7 @@ def softmax_step(
         slope=torch.where(keep, slope, nothing),
         shift=torch.where(keep, (1 - half_zeta) * constant, nothing),
         common=torch.where(keep, half_zeta * constant, nothing),
-        error=torch.where(keep, error, deviation),
+        error=torch.where(keep, error, torch.where(sloped[..., None] & ~hidden, left_out, deviation)),
         scores=torch.where(keep, scores, nothing),
         total=torch.fmin(up(total + doubt[..., None] * P), deviation).masked_fill(hidden, 0.0),
         residual=up(residual).masked_fill(hidden, 0.0),
@@ -98,13 +101,13 @@ def largest_zeta(log_P: Tensor, W: Tensor, rest: Tensor, score_gram: Tensor, dou
 
     Z - 1 = sum_j P_j psi(delta_j), and psi(t) <= t^2 phi(W) / 2 for |t| <= W: key by key, and for all keys together.
     """
-    keys, dtype = log_P.shape[-1], log_P.dtype
+    keys, dtype = (~masked(log_P)).sum(-1), log_P.dtype
     exponent = log_P + log_phi(W)
     exponent = exponent + (gamma(8, dtype) * (W + 1 - log_P) + 2 * doubt[..., None])  # rounding of P and of the sum
     weight = (0.5 * exponent.exp()).masked_fill(masked(log_P), 0.0)
     apart = up((weight * W.square()).sum(-1), keys + 8)
     root = weight.sqrt()
-    together = lambda_max(root[..., :, None] * score_gram * root[..., None, :]).sqrt()
+    together = lambda_max(root[..., :, None] * score_gram * root[..., None, :], rows=keys).sqrt()
     together = up((together + (weight * rest.square()).sum(-1).sqrt()).square(), keys + 16)
     excess = torch.fmin(apart, together)
     # After an overflow, nothing is known but zeta < 1.
