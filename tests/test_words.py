@@ -252,6 +252,25 @@ def test_a_data_set_says_which_tokens_moved(folder, tmp_path):
     assert "moves" not in zono("certify", "zoo:digits", "--data", "zoo:digits", "--count", "1", *fast).stdout
 
 
+@pytest.mark.parametrize(
+    ("positions", "each", "said"),
+    [
+        ("last", False, "l∞ changes of the last token"),
+        ("all", True, "l∞ changes of all tokens, one at a time"),
+        ("random:2", False, "l∞ changes of 2 random tokens"),
+        ("words:good", False, "l∞ changes of good"),
+        ("0,1", False, "l∞ changes of tokens 0,1"),
+    ],
+)
+def test_a_study_of_texts_is_about_what_moved(folder, model, tmp_path, positions, each, said):
+    (tmp_path / "data.txt").write_text("a good film\n")
+    data = zonogpt.open_dataset(tmp_path / "data.txt", model)
+    found = zonogpt.certify(model, data, [1e-7], positions=positions, each=each, attack=False)
+    assert found.changes == said
+    assert said in found.plot().axes[0].get_title(loc="left")
+    assert found.counted == ("3 tokens of 1 texts" if each else "1")
+
+
 def test_a_counterexample_speaks_the_users_language(folder):
     run = zono("verify", folder, "--text", FILM, "--positions", "all", "--radius", "1", "--attack", "--label", "1")
     assert run.returncode == 20, run.stderr + run.stdout

@@ -70,8 +70,9 @@ class Certification:
         changes, which = f"{norm_name(self.settings.norm)} changes", self.settings.positions
         if which is None:
             return changes
-        known = {"last": "the last token", "all": "each token alone" if self.settings.each else "all tokens"}
-        return f"{changes} of {known.get(which, which.replace('words:', '').replace('random:', 'random tokens, '))}"
+        kind, _, rest = which.partition(":")
+        known = {"last": "the last token", "all": "all tokens", "random": f"{rest} random tokens", "words": rest}
+        return f"{changes} of {known.get(kind, f'tokens {which}')}{', one at a time' if self.settings.each else ''}"
 
     def __repr__(self) -> str:
         certified = ", ".join(f"{line.certified} at {line.radius:g}" for line in self.table)
