@@ -217,7 +217,9 @@ def test_images_are_no_texts(tmp_path):
     texts = zonogpt.load(text_classifier())
     with pytest.raises(zonogpt.SpecError, match=r"zoo:digits holds images; .* reads texts"):
         zonogpt.open_dataset("zoo:digits", texts)
-    assert repr(zonogpt.open_dataset("zoo:digits", zonogpt.load("zoo:digits"))).startswith("Given(20 inputs: digit 0")
+    assert repr(zonogpt.open_dataset("zoo:digits", zonogpt.load("zoo:digits"))).startswith(
+        "Given(20 inputs: zoo:digits/0"
+    )
 
 
 def test_lines_without_labels(tmp_path):

@@ -271,7 +271,7 @@ def test_the_command_saves_and_shows_a_text(tmp_path):
     assert run.returncode == 20, run.stdout + run.stderr
     assert run.stderr == ""
     assert "token 5 at position 1 moves by" in run.stdout
-    assert "the nearest token is" in run.stdout
+    assert ", and is then nearest to " in run.stdout
     with np.load(tmp_path / "found.npz", allow_pickle=False) as arrays:
         assert arrays["ids"].tolist() == [3, 5, 1, 12]
         assert arrays["positions"].tolist() == [1, 2]

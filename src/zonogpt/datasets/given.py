@@ -31,7 +31,9 @@ class Given:
             ranks.append((seen.setdefault(label, 0), label, i))
             seen[label] += 1
         order = [i for _, _, i in sorted(ranks)]
-        return Given([f"digit {i}" for i in order], [images[i] for i in order], [int(labels[i]) for i in order])
+        return Given(
+            [f"{zoo.PREFIX}{name}/{i}" for i in order], [images[i] for i in order], [int(labels[i]) for i in order]
+        )
 
     def __repr__(self) -> str:
         named = ", ".join(self.names[:3])

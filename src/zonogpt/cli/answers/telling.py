@@ -101,7 +101,7 @@ def describe_witness(net: Model, spec: Spec, result: Result) -> list[str]:
             token, nearest = (repr(n) for n in names) if names else (str(moved.token), str(moved.nearest))
             lines.append(
                 f"token {token} at position {moved.position} moves by {moved.length:.3g} (l2),"
-                f" {moved.largest:.3g} at most per coordinate; the nearest token is {nearest}"
+                f" {moved.largest:.3g} at most per coordinate, and is then nearest to {nearest}"
             )
     else:
         n = int((change != 0).sum())

@@ -79,7 +79,7 @@ def answer(
         if result.status == "falsified":
             lines += describe_witness(net, spec, result)
         elif result.status == "unknown" and result.hint_seconds is None and result.method == "E" and result.radius:
-            lines.append("--hint looks for a smaller radius that is certified; `zonogpt radius` for the largest")
+            lines.append("add --hint for a smaller radius that is certified, or run `zonogpt radius` for the largest")
         print("\n".join(lines), file=out)
     out.flush()  # the verdict is out, whatever becomes of the files
     said = []
